@@ -17,6 +17,7 @@ from crc32c import crc32c
 from harness.replica_host import identity
 
 from quaymaster.broker.replica.consuming_receives import ConsumingReceives
+from quaymaster.broker.replica.held_receives import HeldReceives
 from quaymaster.broker.replica.moves.message_moves import MessageMoves
 from quaymaster.broker.replica.moves.moves_out import MovesAway
 from quaymaster.broker.replica.records.record_bodies import Body
@@ -1205,6 +1206,23 @@ class _SequenceRestarts(QueueStates):
     ) -> None:
         entry = msgspec.structs.replace(entry, first_sequence=1)
         super()._begin(definition, entry, time_ms, applied, starts)
+
+
+@plant("empty-before-asked", "a receive is answered empty before parents are asked", "fifo partitions")
+class _EmptyBeforeAsked(QueueStates):
+    def _holds_messages(self, command: Receive | Watch) -> bool:
+        return False
+
+
+@plant(
+    "empty-by-old-answers", "a receive is answered empty by what parents said before it", "fifo partitions"
+)
+class _EmptyByOldAnswers(HeldReceives[Any]):
+    def is_known(self, token: Any, partition: Partition) -> bool:
+        super().is_known(token, partition)
+        order = partition.order
+        assert isinstance(order, FIFOOrder), "only these hold groups"
+        return order.holds is None or not any(parent.unasked for parent in order.holds._parents.values())
 
 
 # Guarantees

@@ -12,13 +12,13 @@ P3    one send is one message, over all partitions
 P4    sequence numbers of a group grow with acknowledgements
 P5    what was acknowledged is received from a partition that the table lists; no place is given to two messages
 P6    a receive that every partition answered with nothing had nothing to find; what receives hide whose answers were
-      lost is looked up where it is led (standard queues: in FIFO ones groups are blocked, too)
+      lost is looked up where it is led, and so is what blocks a group. Those of FIFO queues are short polls
 I17   what was deleted does not come back
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -73,6 +73,7 @@ from sim.queue_checker import Delivery
 if TYPE_CHECKING:
     from sim.cell import Cell
     from sim.clients import Client, Script, Wish
+    from sim.replica import Replica
 
 CHANGING = 70
 WINDOW_MS = 20_000
@@ -83,6 +84,8 @@ CONSUMERS = 3
 GOLDEN = 0x9E3779B97F4A7C15F39CC0605CEDC835
 REPEATED_US = 3 * SECOND
 """So late some sends are repeated: a change may have come between."""
+DELETED_US = 15 * SECOND
+"""A delete that is not answered may be carried out so late: clients try for half as long."""
 REPEATED = 0.2
 """So many of those that were answered are repeated."""
 BY_GROUP = {"DeduplicationScope": "messageGroup", "FifoThroughputLimit": "perMessageGroupId"}
@@ -102,7 +105,16 @@ class _Message:
     acked_us: int = 0
     deliveries: int = 0
     deletes_asked: int = 0
+    delete_asked_us: int = 0
     deleted_us: int | None = None
+
+    def may_be_deleted_since(self, us: int) -> bool:
+        """Return whether it may have gone since a time."""
+        if not self.deletes_asked:
+            return False
+        if self.deleted_us is None:
+            return self.delete_asked_us > us - DELETED_US
+        return self.deleted_us >= us
 
 
 class PartitionChecker:
@@ -124,7 +136,7 @@ class PartitionChecker:
         """Of each group the acknowledged messages that nobody wanted to delete yet."""
         self._highest: dict[int, int] = dict.fromkeys(GROUPS, 0)
         self.judged_empty = 0
-        """How many empty answers of a standard queue were judged."""
+        """How many empty answers were judged."""
 
     def begin(self, journal_id: int, *, is_fifo: bool = False, has_ids: bool = False) -> QueueDefinition:
         """The queue is made in a journal. `has_ids`: its messages, of a standard queue, have deduplication ids."""
@@ -215,26 +227,41 @@ class PartitionChecker:
                     f"there, at {other.place}",
                 )
 
-    def found_nothing(self, asked_us: int, is_untaken: Callable[[int, int], bool]) -> None:
+    def found_nothing(
+        self,
+        asked_us: int,
+        is_untaken: Callable[[int, int], bool],
+        is_blocked: Callable[[int], bool] = lambda group: False,
+    ) -> None:
         """A receive was answered with nothing by each partition, at some moment since it began.
 
         `is_untaken(partition, sequence)`: whether a leader has a message that no receive ever took.
+        `is_blocked(group)`: whether a message of a group is out, or was, and is not deleted.
         """
-        if self.is_fifo:
-            return  # what is there may be held: another message of its group is in flight
         self.judged_empty += 1
         for number, known in self._messages.items():
             was_there = known.place is not None and known.is_acked and known.acked_us < asked_us
             if was_there and not known.deliveries and not known.deletes_asked:
                 assert known.place is not None, "as was just seen"
+                if self._was_blocked(number, asked_us, is_blocked):
+                    continue
                 if is_untaken(*known.place):
                     raise Violation(
                         "P6", f"message {number}, acknowledged at {known.place}, was there: not empty"
                     )
 
-    def delete_asked(self, number: int) -> None:
+    def _was_blocked(self, number: int, asked_us: int, is_blocked: Callable[[int], bool]) -> bool:
+        """Return whether another message of its group may have been out since a receive began."""
+        if not self.is_fifo:
+            return False
+        group = group_of(number)
+        others = (known for other, known in self._messages.items() if group_of(other) == group)
+        return any(known.may_be_deleted_since(asked_us) for known in others) or is_blocked(group)
+
+    def delete_asked(self, number: int, now_us: int = 0) -> None:
         """A delete begins."""
         self._messages[number].deletes_asked += 1
+        self._messages[number].delete_asked_us = now_us
         self._live[group_of(number)].discard(number)
 
     def deleted(self, number: int, now_us: int) -> None:
@@ -449,10 +476,11 @@ def receive_some(client: Client) -> Script:
     turn = 0
     while True:
         turn += 1
-        asked_us = cell.kernel.now_us
+        asked_us, leaders = cell.kernel.now_us, _leaders(cell)
         place, found, known = yield from _received(client, known, turn)
-        if found == []:
-            checker.found_nothing(asked_us, partial(_is_untaken, cell))
+        # What an earlier leader had not committed may have hidden something that nobody knows of any more.
+        if found == [] and (not checker.is_fifo or leaders == _leaders(cell)):
+            checker.found_nothing(asked_us, partial(_is_untaken, cell), partial(_is_blocked, cell))
         if found and (not cell.is_sending or random.random() < 0.8):
             yield from _deleted(client, place, found)
         if random.random() < 0.05:
@@ -468,7 +496,9 @@ def _received(
     None came where not all partitions could be asked.
     """
     cell, checker = client.cell, client.cell.partition_checker
-    spread = cell.bugs.variant(SpreadReceive)(known, Receive(CHANGING, 0, 10), turn, is_patient=False)
+    spread = cell.bugs.variant(SpreadReceive)(
+        known, Receive(CHANGING, 0, 10), turn, is_patient=checker.is_fifo
+    )
     parts = spread.begin()
     while parts:
         (part,) = parts
@@ -491,12 +521,22 @@ def _received(
     return 0, [] if isinstance(spread.result, ReceiveOutcome) else None, known
 
 
+def _led(cell: Cell) -> Iterator[tuple[int, Replica]]:
+    """Yield the journals that are led, with their leaders."""
+    for host in cell.hosts.values():
+        for journal_id, replica in host.replicas.items():
+            if replica.journal.is_leading:
+                yield journal_id, replica
+
+
+def _leaders(cell: Cell) -> dict[int, tuple[str, int]]:
+    return {journal_id: (replica.member, replica.journal.epoch) for journal_id, replica in _led(cell)}
+
+
 def _is_untaken(cell: Cell, number: int, sequence: int) -> bool:
     """Return whether a leader has a message that no receive ever took, whether its answer was lost or not."""
-    journal_id = cell.partition_checker.journals[number]
-    for host in cell.hosts.values():
-        replica = host.replicas.get(journal_id)
-        if replica is not None and replica.journal.is_leading:
+    for journal_id, replica in _led(cell):
+        if journal_id == cell.partition_checker.journals[number]:
             found = replica.journal.queues.partitions.get(partition_key(CHANGING, number))
             return (
                 found is not None
@@ -508,10 +548,30 @@ def _is_untaken(cell: Cell, number: int, sequence: int) -> bool:
     return False
 
 
+def _is_blocked(cell: Cell, group: int) -> bool:
+    """Return whether a message of a group is in flight anywhere, or was; so it is where nobody leads."""
+    leaders = dict(_led(cell))
+    for entry in read_partitions(cell.partition_checker.table):
+        replica = leaders.get(entry.journal_id)
+        partition = (
+            replica.journal.queues.partitions.get(partition_key(CHANGING, entry.number))
+            if replica is not None
+            else None
+        )
+        if partition is None:
+            return True
+        if any(
+            partition.index.group(sequence) == group
+            for sequence in [*partition.in_flight, *partition.returned]
+        ):
+            return True
+    return False
+
+
 def _deleted(client: Client, partition: int, found: list[Delivery]) -> Script:
     checker = client.cell.partition_checker
     for delivery in found:
-        checker.delete_asked(delivery.number)
+        checker.delete_asked(delivery.number, client.cell.kernel.now_us)
     outcome = yield Delete(CHANGING, partition, receipts_of(found))
     if isinstance(outcome, EntriesOutcome):
         for delivery, error in zip(found, outcome.errors, strict=True):

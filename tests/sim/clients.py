@@ -154,7 +154,7 @@ class Client:
                 self._leaders[journal] = broker_of(outcome.leader_hint)
             self._again()
             return
-        if isinstance(outcome, NotNow):
+        if isinstance(outcome, NotNow) and type(outcome) is not NotNow:  # that is a leader who cannot say yet
             self._forget_leader()
             self._network.send(self.name, STORE, Get())
         self._command = None

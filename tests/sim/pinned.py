@@ -120,6 +120,7 @@ CAUGHT_BY: dict[str, int] = {
     "completion-twice": 0,
     "outputs-compacted": 0,
     "outputs-before-commit": 13,
+    "empty-before-asked": 2,
 }
 """Not here are `tail-not-compared`, `nochain`, `compacted-by-what-was-cut`, `gap-after-rebuild`, `stale-rebuild` and
 `no-lease`.

@@ -29,6 +29,7 @@ from quaymaster.core.replication.messages import Envelope
 from quaymaster.core.replication.queue_time import QueueTime
 from quaymaster.core.replication.replication import LogReplica
 from quaymaster.core.structures.ids.sent_ids import DEDUP_WINDOW_MS
+from quaymaster.core.structures.orders.held_groups import Look
 from quaymaster.core.values.commands.completions import Complete, CompletionDecided
 from quaymaster.core.values.commands.decided import (
     ClaimedOutcome,
@@ -92,13 +93,17 @@ MOVE_AGAIN_US = 200 * MS
 class Asked:
     """A command of a client, and when it was decided."""
 
-    __slots__ = ("command", "decided_ms", "number", "sender")
+    __slots__ = ("command", "decided_ms", "is_done", "look", "number", "sender", "until_s")
 
     def __init__(self, sender: str, number: int, command: Command) -> None:
         self.sender = sender
         self.number = number
         self.command = command
         self.decided_ms = 0
+        self.look: Look | None = None
+        self.is_done = False
+        self.until_s = 0.0
+        """See `HeldReceives`."""
 
 
 class Replica:
@@ -765,6 +770,8 @@ class Replica:
             if answer.is_to_consume:
                 assert self._given_once is not None, "there are queues of this kind"
                 self._given_once.begin(asked, answer)
+                return
+            if answer.is_held and self._questions is not None and self._questions.is_kept(asked):
                 return
             letters += answer.dead_letters
             answer = self._bodies(asked, answer)

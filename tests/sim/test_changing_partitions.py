@@ -39,6 +39,7 @@ def test_cells_keep_the_order_of_groups_while_partitions_change() -> None:
 
     assert cell.partition_checker.is_fifo
     assert cell.partition_checker.changes > 0, "nothing was tried"
+    assert cell.partition_checker.judged_empty > 0, "no answer was empty"
 
 
 def test_a_message_that_overtakes_an_older_one_of_its_group_is_found() -> None:
@@ -79,6 +80,23 @@ def test_a_receive_that_finds_nothing_though_there_is_something_is_found() -> No
         checker.found_nothing(20, lambda partition, sequence: (partition, sequence) == (0, 5))
     checker.delivered(0, delivered(1, 5), 30)
     checker.found_nothing(40, lambda partition, sequence: True)
+
+
+def test_a_fifo_message_is_missed_only_where_nothing_of_its_group_may_have_been_out() -> None:
+    older, younger = 1, 1 + len(GROUPS)
+    checker = checker_of(older, younger)
+    checker.is_fifo = True
+    checker.send_acked(older, 0, (5, older), 0, is_new=True, now_us=10)
+    checker.send_acked(younger, 1, (90, younger), 0, is_new=True, now_us=20)
+    checker.delivered(0, delivered(older, 5), 30)
+    checker.delete_asked(older, 40)
+
+    checker.found_nothing(50, lambda partition, sequence: True)
+    checker.deleted(older, 60)
+    checker.found_nothing(50, lambda partition, sequence: True)
+    checker.found_nothing(70, lambda partition, sequence: True, lambda group: True)
+    with pytest.raises(Violation, match=f"P6: message {younger}"):
+        checker.found_nothing(70, lambda partition, sequence: True)
 
 
 def checker_of(*numbers: int) -> PartitionChecker:

@@ -49,7 +49,6 @@ class Leader:
         self.replica = self.core.replica
         self.files = Files()
         self.clock = Clock(self.core)
-        self.waiters = self
         self.woken: list[Partition] = []
         before = replace_definition(queue(STEPS, "steps.fifo"), partitions=one_partition(THERE))
         self.definition = with_children_open(with_children(before, *entries_to_move(before), [HERE]))
@@ -62,8 +61,9 @@ class Leader:
         outcome: Any = self.core.ask(Receive(STEPS, 1, 10))
         return len(outcome.taken)
 
-    def wake(self, partition: Partition) -> None:
-        self.woken.append(partition)
+    def on_groups_answered(self, partition: Partition, *, is_any_free: bool) -> None:
+        if is_any_free:
+            self.woken.append(partition)
 
 
 class Carrier:
@@ -117,7 +117,6 @@ def test_parent_that_does_not_answer_or_cannot_say_is_asked_until_it_does(
 
     async def scenario() -> None:
         leader, carrier = Leader(), Carrier(answer)
-        leader.core.states.partition(STEPS, 1).watched = True
         questions = questions_of(leader, carrier)
         questions.look()
         questions.look()

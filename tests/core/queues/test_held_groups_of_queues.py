@@ -11,7 +11,16 @@ from quaymaster.core.partition.partition import Partition
 from quaymaster.core.structures.orders.fifo_order import FIFOOrder
 from quaymaster.core.structures.orders.groups_left import GroupsLeft
 from quaymaster.core.structures.orders.held_groups import HeldGroups
-from quaymaster.core.values.commands.messages import Delete, Receipt, Receive, Send
+from quaymaster.core.values.commands.decided import TakenOutcome
+from quaymaster.core.values.commands.messages import (
+    Delete,
+    Elsewhere,
+    Receipt,
+    Receive,
+    Send,
+    Watch,
+    WatchOutcome,
+)
 from quaymaster.core.values.commands.move_tasks import StartMoveTask, TakeForMove, TakenForTask
 from quaymaster.core.values.commands.partitions import AskGroups, ForgetQueue, GroupsOutcome, SetQueue
 from quaymaster.core.values.partition_tables import (
@@ -69,7 +78,7 @@ def ask(host: Host, number: int, groups: list[int], parent: int = 0) -> list[int
     holds = holds_of(partition)
     assert holds is not None
     assert isinstance(partition.order, FIFOOrder)
-    freed = holds.answered(parent, groups, array("Q", outcome.gone))
+    freed = holds.answered(parent, groups, array("Q", outcome.gone), look=holds.looks)
     partition.order.release(freed, host.now_ms)
     return freed
 
@@ -81,7 +90,7 @@ def test_child_gives_nothing_of_a_group_until_its_parent_has_no_message_of_it(ho
     assert host.states.asking == {child(host).key}
     holds = holds_of(child(host))
     assert holds is not None
-    assert holds.to_ask(0, 10, again=False) == [A, B]
+    assert holds.to_ask(0, 10, "first") == [A, B]
 
     assert ask(host, 1, [A, B]) == [B]
     assert len(received(host, 1)) == 1
@@ -89,6 +98,26 @@ def test_child_gives_nothing_of_a_group_until_its_parent_has_no_message_of_it(ho
     host.ask(Delete(STEPS, 0, received(host, 0)))
     assert ask(host, 1, [A]) == [A]
     assert len(received(host, 1)) == 1
+
+
+def test_what_finds_only_groups_that_parents_may_have_says_so(host: Host) -> None:
+    for command in (Receive(STEPS, 1, 10), Watch(STEPS, 1, 0)):
+        outcome = host.ask(command)
+        assert isinstance(outcome, TakenOutcome)
+        assert (outcome.is_held, outcome.taken, outcome.unfinished) == (True, [], False)
+
+    by_attempt = host.ask(Receive(STEPS, 1, 10, attempt=bytes(16), only_attempt=True))
+    assert isinstance(by_attempt, TakenOutcome)
+    assert not by_attempt.is_held
+    assert isinstance(host.ask(Receive(STEPS, 1, 10, table_version=1)), Elsewhere)
+
+    ask(host, 1, [A, B])
+    host.ask(Delete(STEPS, 0, received(host, 0)))
+    ask(host, 1, [A])
+    host.ask(Delete(STEPS, 1, received(host, 1)))
+    assert host.ask(Watch(STEPS, 1, 0)) == WatchOutcome(False)
+    host.ask(SetQueue(queue(STEPS + 1, "other.fifo")))
+    assert host.ask(Watch(STEPS + 1, 0, 0)) == WatchOutcome(False)
 
 
 def test_parent_that_is_not_sealed_or_not_known_says_nothing(host: Host) -> None:

@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
+from typing import get_args
 
 import pytest
 from harness.replica_host import RETRY_WINDOW_MS, Host, arn, identity, message, queue, replay
@@ -22,6 +23,7 @@ from quaymaster.core.queues.applied_queues import parts_of_key
 from quaymaster.core.queues.moved_messages import message_to_move
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.structures.orders.fifo_order import FIFOOrder
+from quaymaster.core.structures.orders.held_groups import Question
 from quaymaster.core.structures.orders.index import MemoryChunks
 from quaymaster.core.values.commands.decided import DeadLetter, TakenOutcome
 from quaymaster.core.values.commands.messages import Delete, Receipt, Receive, Send
@@ -220,7 +222,10 @@ class World:
         journal, partition, order = self.random.choice(children)
         assert order.holds is not None
         parent = self.random.choice(list(order.holds.parents))
-        asked = order.holds.to_ask(parent, 3, again=self.random.random() < 0.5)
+        if self.random.random() < 0.2:
+            order.holds.want_look()
+        asked = order.holds.to_ask(parent, 3, self.random.choice(get_args(Question)))
+        look = order.holds.looks
         entry = entry_of(partition.definition, parent)
         if not asked or entry is None:
             return
@@ -234,7 +239,7 @@ class World:
                 and is_heard
                 and order.holds is not None
             ):
-                freed = order.holds.answered(parent, asked, array("Q", answer.gone))
+                freed = order.holds.answered(parent, asked, array("Q", answer.gone), look=look)
                 order.release(freed, journal.host.now_ms)
 
         self.journals[entry.journal_id].ask(AskGroups(DEAD, parent, array("Q", asked).tobytes()), answered)

@@ -309,11 +309,11 @@ def test_a_group_of_a_fifo_log_that_begins_anew_is_held_until_older_partitions_a
         """Ask the parent what the child wants to know; return which groups are free then."""
         assert isinstance(child.order, FIFOOrder)
         assert child.order.holds is not None
-        groups = child.order.holds.to_ask(0, 10, again=False)
+        groups = child.order.holds.to_ask(0, 10, "first")
         outcome = host.ask(AskGroups(A, 0, array("Q", groups).tobytes()))
         assert isinstance(outcome, GroupsOutcome)
         assert outcome.is_sealed
-        freed = child.order.holds.answered(0, groups, array("Q", outcome.gone))
+        freed = child.order.holds.answered(0, groups, array("Q", outcome.gone), look=0)
         child.order.release(freed, host.now_ms)
         return freed
 

@@ -14,6 +14,7 @@ from quaymaster.core.values.errors import (
     InvalidSecurity,
     JournalStopped,
     NotLeader,
+    NotNow,
     OverLimit,
     StaleEpoch,
     Timeout,
@@ -98,6 +99,49 @@ def test_partitions_without_a_leader_are_waited_for_when_no_other_has_messages()
     assert fast == [(1, True), (2, True), (3, True), (1, False), (2, False)]
     assert isinstance(spread.result, ReceiveOutcome)
     assert (spread.result.partition, set(spread.unknown)) == (2, {2})
+
+
+def test_one_request_waits_in_vain_once() -> None:
+    table = queue(entry(1), entry(2), entry(3))
+    spread = SpreadReceive(table, receive(), 0)
+
+    parts, fast = spread.begin(), []
+    while parts:
+        (part,) = parts
+        fast.append((part.number, part.command.fails_fast))  # type: ignore[union-attr]
+        parts = spread.on_outcome(part, NotNow(), table)
+
+    assert fast == [(1, True), (2, True), (3, True), (1, False), (2, True), (3, True)]
+    assert isinstance(spread.result, NotNow)
+
+
+def test_a_fifo_partition_that_tells_of_a_newer_table_is_asked_once_more() -> None:
+    old = queue(entry(1), is_fifo=True)
+    newer = queue(entry(1, "closing"), entry(2), version=3, is_fifo=True)
+    spread = SpreadReceive(old, receive(), 0)
+    parts, numbers = spread.begin(), []
+    for answer in (Elsewhere(newer), NotNow(), NOTHING, Elsewhere(newer)):
+        (part,) = parts
+        numbers.append((part.number, part.command.fails_fast))  # type: ignore[union-attr]
+        parts = spread.on_outcome(part, answer, newer)
+
+    assert numbers == [(1, True), (1, True), (2, True), (1, False)]
+    assert spread.result == NOTHING
+
+
+def test_a_fifo_partition_that_is_waited_for_is_waited_for_again_by_a_newer_table() -> None:
+    table = queue(entry(1), is_fifo=True)
+    newer = queue(entry(1, "closing"), entry(2), version=3, is_fifo=True)
+    spread = SpreadReceive(table, receive(), 0)
+    (first,) = spread.begin()
+    (second,) = spread.on_outcome(first, NotNow(), table)
+
+    (added,) = spread.on_outcome(second, Elsewhere(newer), newer)
+    (again,) = spread.on_outcome(added, NOTHING, newer)
+
+    assert (added.number, again.number, again.command.fails_fast) == (2, 1, False)  # type: ignore[union-attr]
+    assert spread.on_outcome(again, NOTHING, newer) == []
+    assert spread.result == NOTHING
 
 
 def test_a_partition_that_gets_no_leader_in_time_keeps_the_answer_from_being_nothing() -> None:

@@ -360,7 +360,7 @@ def free(orders: Orders, groups: str, parent: int = 0) -> None:
     holds = orders.order.holds
     assert holds is not None
     keys = [ord(letter) for letter in groups]
-    orders.order.release(holds.answered(parent, keys, keys), 0)
+    orders.order.release(holds.answered(parent, keys, keys, look=holds.looks), 0)
 
 
 def test_groups_that_a_parent_may_have_are_held_and_delay_no_others() -> None:

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable, Coroutine
 from itertools import takewhile
 from random import Random
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from harness.replica_host import RETRY_WINDOW_MS, Host, message, queue, replay
 
@@ -22,6 +22,7 @@ from quaymaster.core.queues.record_payloads import PREFIX_FLAGS
 from quaymaster.core.spread.entries import HandledEntries
 from quaymaster.core.spread.parts import SEVERAL
 from quaymaster.core.structures.orders.fifo_order import FIFOOrder
+from quaymaster.core.structures.orders.held_groups import Look, Question
 from quaymaster.core.structures.orders.index import MemoryChunks
 from quaymaster.core.values.commands.decided import Duplicate, SentElsewhere, SentOutcome, TakenOutcome
 from quaymaster.core.values.commands.messages import (
@@ -192,8 +193,9 @@ class ModelJournal:
     async def _ask_parents(self, host: Host, partition: Any, order: FIFOOrder) -> None:
         holds = order.holds
         for parent in () if holds is None else list(holds.parents):
-            for again in (False, True):
-                groups = holds.to_ask(parent, 1 << 12, again=again) if holds is not None else []
+            for kind in get_args(Question):
+                groups = holds.to_ask(parent, 1 << 12, kind) if holds is not None else []
+                look = 0 if holds is None else holds.looks
                 journal_id = journal_of_partition(partition.definition, parent)
                 if not groups or journal_id is None:
                     continue
@@ -203,7 +205,8 @@ class ModelJournal:
                 if self.host is not host or order.holds is not holds or not outcome.is_sealed:
                     return
                 assert holds is not None
-                order.release(holds.answered(parent, groups, array("Q", outcome.gone)), self.time_ms())
+                freed = holds.answered(parent, groups, array("Q", outcome.gone), look=look)
+                order.release(freed, self.time_ms())
 
 
 class ModelSubmission:
@@ -216,6 +219,7 @@ class ModelSubmission:
         self._command = command
         self._reply = reply
         self._ends_s = now_s() + getattr(command, "wait_ms", 0) / 1000
+        self._look: Look | None = None
         world.later(self._arrive)
 
     def cancel(self) -> None:
@@ -258,6 +262,14 @@ class ModelSubmission:
                 outcome = Elsewhere(
                     definition, [None if result is None else found(host, result) for result in results]
                 )
+            case TakenOutcome(is_held=True) if not self._is_known(host):
+                if getattr(self._command, "fails_fast", False):
+                    self._answer(NotNow())
+                else:
+                    self._world.later(self._arrive, within_s=0.6)
+                return
+            case TakenOutcome() if isinstance(self._command, Watch) and now_s() >= self._ends_s:
+                outcome = WatchOutcome(False)
             case TakenOutcome() if isinstance(self._command, Watch) or (
                 not decided.taken and (decided.unfinished or now_s() < self._ends_s)
             ):
@@ -271,6 +283,15 @@ class ModelSubmission:
             case _:
                 outcome = decided  # type: ignore[assignment]
         self._answer(outcome)
+
+    def _is_known(self, host: Host) -> bool:
+        """Return whether parents have said since it was first decided which held groups they have."""
+        order = host.states.partition(QUEUE, self._command.partition).order
+        assert isinstance(order, FIFOOrder)
+        assert order.holds is not None
+        if self._look is None or self._look.holds is not order.holds:
+            self._look = Look(order.holds, order.holds.want_look())
+        return self._look.is_known
 
     def _delivery(self, host: Host, taken: Any) -> Delivery:
         row, payload = host.payload(taken.offset)

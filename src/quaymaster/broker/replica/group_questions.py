@@ -5,8 +5,9 @@
                                           └── groups that are still there: asked again, and again
 
 Which groups those are is in `core/structures/orders/held_groups`. Groups that were never asked about are asked for at
-once; those that are there, by one question at a time that waits. A parent in the same journal is asked in the same way:
-its answer waits for a commit, where a look at its state would do, but there is one way, and one set of rules.
+once, and so are those that a look needs; those that are there, by one question at a time that waits. A parent in the
+same journal is asked in the same way: its answer waits for a commit, where a look at its state would do, but there is
+one way, and one set of rules.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from array import array
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, get_args
 
 from msgspec.structs import replace
 
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.structures.orders.fifo_order import FIFOOrder
-from quaymaster.core.structures.orders.held_groups import HeldGroups
+from quaymaster.core.structures.orders.held_groups import HeldGroups, Question
 from quaymaster.core.values.commands.partitions import AskGroups, GroupsOutcome
 from quaymaster.core.values.errors import CallerError, NotNow
 from quaymaster.core.values.partition_tables import entry_of
@@ -36,7 +37,10 @@ GROUPS_MAX: Final = 4_096
 WAIT_MS: Final = 1_000
 """So long a question waits for groups to go. With more groups than one question has, each of several waits less."""
 GROUP_S: Final = 5e-6
-"""A question is decided again after so long for each group in the questions that wait: a few percent of a core."""
+"""A question is decided again after so long for each group in the questions that wait: a few percent of a core.
+
+After a question of a look the next one waits for so long, too: clients that ask and ask may begin one after the other.
+"""
 RETRY_S: Final = 0.005
 """A parent that cannot say anything yet is asked again after so long: it is being sealed, or looks at its messages."""
 SLOW_RETRY_S: Final = 0.2
@@ -45,6 +49,8 @@ REFUSED_RETRY_S: Final = 1.0
 UNANSWERED_RETRY_S: Final = 0.1
 UNANSWERED_TOLD: Final = 25
 """After so many attempts in a row without an answer the log says so."""
+
+_KINDS: Final[tuple[Question, ...]] = get_args(Question)
 
 log = logging.getLogger(__name__)
 
@@ -88,11 +94,21 @@ class GroupAnswers:
 
 
 class _Pair(NamedTuple):
-    """A child's key and its parent's number; `again`: groups that the parent had when it was asked last."""
+    """A child's key, its parent's number, and which questions."""
 
     child_key: int
     parent: int
-    again: bool
+    kind: Question
+
+
+class _Asked(NamedTuple):
+    """A question: the journal it goes to, the groups, and what holds them, after how many looks."""
+
+    journal_id: int
+    groups: list[int]
+    command: AskGroups
+    holds: HeldGroups
+    look: int
 
 
 class GroupQuestions:
@@ -133,8 +149,8 @@ class GroupQuestions:
     def _ask_about(self, key: int) -> None:
         found = self._found(key)
         for parent in found[2].parents if found is not None else ():
-            for again in (False, True):
-                pair = _Pair(key, parent, again)
+            for kind in _KINDS:
+                pair = _Pair(key, parent, kind)
                 if pair not in self._asking:
                     self._asking[pair] = supervise(asyncio.get_running_loop().create_task(self._ask(pair)))
 
@@ -150,13 +166,15 @@ class GroupQuestions:
         """Ask one question after the other, until there is nothing to ask."""
         unanswered = 0
         while (question := self._question(pair)) is not None:
-            journal_id, groups, command, holds = question
+            journal_id, command = question.journal_id, question.command
             pause_s = RETRY_S if unanswered < FAST_RETRIES else SLOW_RETRY_S
             try:
                 outcome = await self._carry(journal_id, command)
                 if outcome.is_sealed:
-                    self._take(pair, groups, outcome, holds)
+                    self._take(pair, question, outcome)
                     unanswered = 0
+                    if pair.kind == "look":
+                        await asyncio.sleep(GROUP_S * len(question.groups))
                     continue
             except NotNow as error:
                 if unanswered == UNANSWERED_TOLD:
@@ -178,38 +196,37 @@ class GroupQuestions:
         # No await since nothing was found: whatever is met now begins another.
         self._asking.pop(pair, None)
 
-    def _question(self, pair: _Pair) -> tuple[int, list[int], AskGroups, HeldGroups] | None:
-        """Return the journal to ask, the groups, the command, and what holds them; None: there is nothing to ask."""
+    def _question(self, pair: _Pair) -> _Asked | None:
+        """Return what is to be asked next, None if there is nothing."""
         found = self._found(pair.child_key)
         if found is None:
             return None
         partition, _, holds = found
         entry = entry_of(partition.definition, pair.parent)
-        groups = holds.to_ask(pair.parent, GROUPS_MAX, again=pair.again)
+        groups = holds.to_ask(pair.parent, GROUPS_MAX, pair.kind)
         if entry is None or not groups:
             return None
         wait_ms = 0
-        if pair.again:
+        if pair.kind == "again":
             wait_ms = max(1, WAIT_MS * len(groups) // holds.present_at(pair.parent))
         queue_id = partition.definition.queue_id
         command = AskGroups(queue_id, pair.parent, array("Q", groups).tobytes(), wait_ms)
-        return entry.journal_id, groups, command, holds
+        return _Asked(entry.journal_id, groups, command, holds, holds.looks)
 
     async def _carry(self, journal_id: int, command: AskGroups) -> GroupsOutcome:
         if self._carrier is None or journal_id == self._host.files.journal_id:
             return await self._answers.answer(command)
         return await self._carrier.groups_left(journal_id, command)
 
-    def _take(self, pair: _Pair, groups: list[int], outcome: GroupsOutcome, asked: HeldGroups) -> None:
+    def _take(self, pair: _Pair, asked: _Asked, outcome: GroupsOutcome) -> None:
         found = self._found(pair.child_key)
         if found is None:
             return
         partition, order, holds = found
-        if holds is not asked:
+        if holds is not asked.holds:
             return  # a consumer group began anew since: the parent may have what was gone
-        freed = holds.answered(pair.parent, groups, array("Q", outcome.gone))
+        freed = holds.answered(pair.parent, asked.groups, array("Q", outcome.gone), look=asked.look)
         order.release(freed, self._host.clock.time_ms())
-        if freed and partition.watched:
-            self._host.waiters.wake(partition)
-        if not pair.again and holds.present_at(pair.parent):
+        self._host.on_groups_answered(partition, is_any_free=bool(freed))
+        if holds.is_waiting or (pair.kind == "first" and holds.present_at(pair.parent)):
             self._ask_about(pair.child_key)

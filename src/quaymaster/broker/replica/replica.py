@@ -23,6 +23,7 @@ from quaymaster.broker.replica.clock import QueueClock, monotonic_ms
 from quaymaster.broker.replica.consuming_receives import ConsumingReceives
 from quaymaster.broker.replica.elections import Elections
 from quaymaster.broker.replica.fetches import Fetches
+from quaymaster.broker.replica.held_receives import LOOK_S, HeldReceives, not_known
 from quaymaster.broker.replica.inbox import Inbox, stores
 from quaymaster.broker.replica.measures import Measures
 from quaymaster.broker.replica.partition_loads import PartitionLoads
@@ -195,6 +196,12 @@ class ReplicaHost:
             epoch=lambda: replica.epoch,
             on_empty=self._on_empty,
         )
+        self._held: HeldReceives[Waiter] = HeldReceives(
+            loop,
+            try_again=self._try_again,
+            refuse=self._refuse_held,
+            ask=lambda partition: replica.queues.asking.add(partition.key),
+        )
         self.stopped: Exception | None = None
         self.loads = loads
         self.measures = Measures()
@@ -256,6 +263,12 @@ class ReplicaHost:
     def event_of(self, key: int) -> asyncio.Event:
         """Return what is set when messages of a partition may have gone from now on, or it is no longer led here."""
         return self._changes.setdefault(key, asyncio.Event())
+
+    def on_groups_answered(self, partition: Partition, *, is_any_free: bool) -> None:
+        """An older partition has said which groups of a partition it has."""
+        if is_any_free and partition.watched:
+            self.waiters.wake(partition)
+        self._held.look_again(partition, is_any_free=is_any_free)
 
     def _note_changes(self, awake: set[Partition]) -> None:
         for partition in awake:
@@ -513,6 +526,7 @@ class ReplicaHost:
             if not self._is_leading:
                 self.measures.deposed()
                 self.waiters.send_away(NotLeader())
+                self._held.send_away(NotLeader())
                 self._end_changes()
             self._links.leads(self._is_leading)
 
@@ -584,6 +598,7 @@ class ReplicaHost:
         )
         self.replica.stop(JournalStopped(f"The journal stopped: {error}"))
         self.waiters.answer_all()
+        self._held.send_away(not_known())
         self._carry_out(self.replica.take())
         self._links.stopped(error)
 
@@ -592,6 +607,7 @@ class ReplicaHost:
         if self._ticker is not None:
             self._ticker.cancel()
         self.waiters.answer_all()
+        self._held.send_away(not_known())
         self._consuming.close()
         for task in list(self._tasks):
             task.cancel()
@@ -696,6 +712,8 @@ class ReplicaHost:
             return
         partition = self.replica.queues.partitions.get(command.queue_id << 16 | command.partition)
         wait_ms = command.wait_ms
+        if answer.is_held and partition is not None and not self._is_known(waiter, partition):
+            return
         if answer.dead_letters and not waiter.is_settling:
             waiter.is_settling = True
             wait_ms = max(wait_ms, SETTLE_MS)
@@ -708,6 +726,24 @@ class ReplicaHost:
             waiter.reply(waiter.nothing(answer.epoch))
             return
         self.waiters.park(waiter, partition, wait_ms)
+
+    def _is_known(self, waiter: Waiter, partition: Partition) -> bool:
+        """Return whether one that found held groups may be answered empty, or waits in line; else it is seen to."""
+        command = waiter.command
+        if type(command) is Receive and command.fails_fast:
+            self._refuse_held(waiter, not_known())
+            return False
+        if self._held.is_known(waiter, partition) or command.wait_ms > 0:
+            return True
+        if not waiter.held_until_s:
+            waiter.held_until_s = self._loop.time() + LOOK_S
+        self._held.hold(waiter, partition, waiter.held_until_s)
+        return False
+
+    def _refuse_held(self, waiter: Waiter, error: NotNow) -> None:
+        waiter.finish()
+        self.measures.answered(type(waiter.command), error)
+        waiter.reply(error)
 
     def _on_empty(self, command: Receive) -> None:
         self.measures.empty_receives += 1

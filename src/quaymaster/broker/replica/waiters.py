@@ -16,7 +16,9 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
+from quaymaster.broker.replica.held_receives import not_known
 from quaymaster.core.partition.partition import Partition
+from quaymaster.core.structures.orders.held_groups import Look
 from quaymaster.core.structures.timers import round_up_to_slot_ms
 from quaymaster.core.values.commands.messages import Receive, ReceiveOutcome, Watch, WatchOutcome
 from quaymaster.core.values.commands.partitions import ANY_TABLE
@@ -32,7 +34,18 @@ log = logging.getLogger(__name__)
 class Waiter:
     """One receive or watch. Lives from its submission to its answer, parked or not."""
 
-    __slots__ = ("command", "deadline", "is_done", "is_settling", "partition", "reply", "timer", "was_woken")
+    __slots__ = (
+        "command",
+        "deadline",
+        "held_until_s",
+        "is_done",
+        "is_settling",
+        "look",
+        "partition",
+        "reply",
+        "timer",
+        "was_woken",
+    )
 
     def __init__(self, command: Receive | Watch, reply: Reply) -> None:
         self.command = command
@@ -43,6 +56,9 @@ class Waiter:
         self.was_woken = False
         self.partition: Partition | None = None
         self.timer: asyncio.TimerHandle | None = None
+        self.look: Look | None = None
+        self.held_until_s = 0.0
+        """Until when it waits for a look, in loop time; 0: it has not begun to."""
 
     def finish(self) -> None:
         """Nobody is to hear of it any more."""
@@ -235,6 +251,9 @@ class Waiters:
 
     def _answer_empty(self, waiter: Waiter) -> None:
         waiter.finish()
+        if waiter.look is not None and not waiter.look.is_known:
+            waiter.reply(not_known())
+            return
         if type(waiter.command) is Receive:
             self._on_empty(waiter.command)
         waiter.reply(waiter.nothing(self._epoch()))

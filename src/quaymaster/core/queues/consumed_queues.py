@@ -203,9 +203,16 @@ class ConsumedQueues(AppliedQueues):
         """
         if self._has_newer_table(command):
             return Elsewhere(self.definitions[command.queue_id]), Wait.COMMIT
+        if self.holding and not getattr(command, "only_attempt", False) and self._holds_messages(command):
+            return TakenOutcome(proposal.epoch, [], [], False, is_held=True), Wait.NOTHING
         if type(command) is Watch:
             return WatchOutcome(False), Wait.NOTHING
         return TakenOutcome(proposal.epoch, [], [], False), Wait.NOTHING
+
+    def _holds_messages(self, command: Receive | Watch) -> bool:
+        """Return whether a partition has messages of groups that its parents may have."""
+        order = self.partitions[partition_key(command.queue_id, command.partition)].order
+        return isinstance(order, FIFOOrder) and order.holds is not None and order.holds.count > 0
 
     def _has_newer_table(self, command: Receive | Watch) -> bool:
         return ANY_TABLE < command.table_version < self.definitions[command.queue_id].table_version

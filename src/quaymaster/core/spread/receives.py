@@ -2,8 +2,9 @@
 
 It is answered empty when each partition had nothing, or its limit in flight, at some moment since the request: never
 because one could not be asked. One without a leader is passed by at first, and waited for only where no other has
-messages. A partition whose journal has a newer table says so instead of "nothing"; then those
-that the table adds are asked, too.
+messages. So is one that cannot say yet: it holds groups that an older partition may have messages of. Where waiting for
+one was in vain, the others are asked once more without it. A partition whose journal has a newer table says so instead
+of "nothing"; then those that the table adds are asked, too, and in FIFO queues it once more: it may hold groups.
 
 In an AtMostOnce queue what a lost answer took is gone: the receive fails then, so that its caller hears of it.
 
@@ -70,7 +71,9 @@ class SpreadReceive:
         self._attempts_left = 0
         self._may_wait = is_patient
         self._waited_for: deque[int] = deque()
-        """Partitions that have no leader, or had none, and are asked once more."""
+        """Partitions that have no leader, or had none, and are asked once more; those that could not say."""
+        self._waits = True
+        """Whether one that is asked once more is waited for."""
         self._meet(definition)
         self._left.rotate(-turn)
 
@@ -95,6 +98,7 @@ class SpreadReceive:
             self.unknown.pop(part.number, None)
         elif isinstance(outcome, NotNow):
             self.unknown[part.number] = outcome
+            self._waits = self._waits and _is_brief(part)
             if is_attempt or may_have_lost(
                 self._command, outcome
             ):  # it may be the one that knows, or took some
@@ -107,6 +111,8 @@ class SpreadReceive:
             assert isinstance(outcome, ReceiveOutcome | Elsewhere), f"a Receive is not answered so: {outcome}"
             self._nothing = True
             self.unknown.pop(part.number, None)
+            if isinstance(outcome, Elsewhere) and self._may_hold_groups(part):
+                (self._left if _is_brief(part) else self._waited_for).appendleft(part.number)
         if is_attempt:
             self._attempts_left -= 1
             asked = self._ask_attempts(added)
@@ -152,7 +158,7 @@ class SpreadReceive:
         while self._waited_for:
             number = self._waited_for.popleft()
             if number in listed:
-                return [self._part(number, fails_fast=False)]
+                return [self._part(number, fails_fast=not self._waits)]
         if self.unknown:
             self.result = next(iter(self.unknown.values()))
         elif self._full is not None and not self._nothing:
@@ -160,6 +166,12 @@ class SpreadReceive:
         else:
             self.result = ReceiveOutcome(0, [])
         return []
+
+    def _may_hold_groups(self, part: Part) -> bool:
+        """Return whether a partition that told of its table is to be asked once more: by a newer one than before."""
+        command: Receive = part.command  # type: ignore[assignment]  # it is one
+        is_newer = command.table_version < self._definition.table_version
+        return self._definition.is_fifo and is_newer and not command.only_attempt
 
     def _part(self, number: int, *, only_attempt: bool = False, fails_fast: bool = True) -> Part:
         empty_before, self._empty_before = self._empty_before, 0
@@ -174,3 +186,8 @@ class SpreadReceive:
             empty_before=empty_before,
         )
         return Part(number, command)
+
+
+def _is_brief(part: Part) -> bool:
+    """Return whether a partition was asked without waiting for it."""
+    return part.command.fails_fast  # type: ignore[union-attr]  # it is a Receive

@@ -47,7 +47,8 @@ class TakenOutcome(msgspec.Struct, gc=False):
     """What a Receive or TakeForMove took, before bodies are read.
 
     `unfinished`: the scan stopped at its bound, and asking again at once may find more. `is_to_consume`: the messages
-    are set aside, and are delivered only once they are gone (`Consume`).
+    are set aside, and are delivered only once they are gone (`Consume`). `is_held`: nothing is there to be taken, but
+    messages of groups of which older partitions may have some; a Watch is answered so, too.
     """
 
     epoch: int
@@ -55,6 +56,7 @@ class TakenOutcome(msgspec.Struct, gc=False):
     dead_letters: list[DeadLetter]
     unfinished: bool
     is_to_consume: bool = False
+    is_held: bool = False
 
 
 class Consume(msgspec.Struct, gc=False):

@@ -78,7 +78,7 @@ class Receive(msgspec.Struct, gc=False, array_like=True, tag=2):
     `table_version`: the caller's partition table. Where the journal has a newer one, and the partition nothing to hand
     out, the answer is `Elsewhere`, at once: a front end that only receives learns of new partitions so.
 
-    `fails_fast` as in Send.
+    `fails_fast` as in Send; and a partition that has only groups which older ones may have says so at once, by NotNow.
 
     `is_part`: one of several by which a request looks into several partitions: that it finds nothing is not counted.
     `empty_before`: so many such requests have ended without messages since the front end last said so.
