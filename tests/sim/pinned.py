@@ -121,6 +121,7 @@ CAUGHT_BY: dict[str, int] = {
     "outputs-compacted": 0,
     "outputs-before-commit": 13,
     "empty-before-asked": 2,
+    "empty-by-old-answers": 7,
 }
 """Not here are `tail-not-compared`, `nochain`, `compacted-by-what-was-cut`, `gap-after-rebuild`, `stale-rebuild` and
 `no-lease`.
