@@ -78,13 +78,14 @@ class Cell:
 @contextmanager
 def serving(kind: str, directory: Path) -> Iterator[Service]:
     """Run a service of a kind."""
-    settings = {"snapshot_interval_s": "1", "journals_per_broker": "2", "partition_closing_s": "0"}
+    settings = {"snapshot_interval_s": "1", "partition_closing_s": "0"}
     if kind == "cell":
         roles = {"manager": 1, "metadata": 1, "broker": 3, "frontend": 1}
         with RunningCell.started(directory, roles, settings=settings) as cell:
             cell.wait_until_whole()
             yield Cell(cell)
         return
+    settings["journals_per_broker"] = "2"
     process = QuaymasterProcess(directory / "data", settings=settings)
     if kind == "workers":
         with_workers(process, 2)
