@@ -21,7 +21,7 @@ from quaymaster_pipeline.jobs import invoicing
 from quaymaster_pipeline.jobs.invoicing import Invoiced, InvoiceRequest
 from quaymaster_pipeline.usage.gold import DAILY, day_sums
 from quaymaster_pipeline.usage.tasks import Workers
-from quaymaster_pipeline.warehouse.closes import DayClose, is_closed_file
+from quaymaster_pipeline.warehouse.closes import DayClose, is_closed_file, sealed
 from quaymaster_pipeline.warehouse.data_files import DataFile, hash_of_file
 from quaymaster_pipeline.warehouse.schemas import USAGE_DAILY
 from quaymaster_pipeline.warehouse.sums import add_up_files, write_sums
@@ -75,6 +75,7 @@ class Bills:
             if not is_closed_file(file.path) and str(file.partition_value) <= last_day.isoformat():
                 by_day.setdefault(str(file.partition_value), []).append(file)
         number = len({close.number for close in self.closes})
+        first_batch = max((close.through_batch for close in self.closes), default=-1) + 1
         adds = []
         for date, files in sorted(by_day.items()):
             rows = add_up_files(table, files, ("usage_date", *DAILY.keys), table.spec.schema.names)
@@ -82,21 +83,22 @@ class Bills:
             adds.append(file)
             digest = hash_of_file(table.place, file.path)
             day = dt.date.fromisoformat(date)
-            self.closes.append(self._day_close(number, day, day_sums(rows), file.path, digest))
+            self.closes.append(self._day_close(number, first_batch, day, day_sums(rows), file.path, digest))
         removes = [file for files in by_day.values() for file in files]
         table.commit("close", None, adds, removes=removes)
         self.last_closed = max(last_day, self.last_closed or last_day)
 
     def _day_close(
-        self, number: int, day: dt.date, sums: dict[str, Any], path: str, digest: bytes
+        self, number: int, first_batch: int, day: dt.date, sums: dict[str, Any], path: str, digest: bytes
     ) -> DayClose:
         is_late = self.last_closed is not None and day <= self.last_closed
-        fields: dict[str, Any] = dict.fromkeys(("first_batch", "blocks", "block_rows", "difference"), 0)
+        fields: dict[str, Any] = dict.fromkeys(("blocks", "block_rows", "difference"), 0)
         closed_time = dt.datetime(day.year, day.month, day.day, tzinfo=dt.UTC) + DAY
         return DayClose(
             number=number,
             day=day,
             is_late=is_late,
+            first_batch=first_batch,
             through_batch=self._batches,
             closed_time=closed_time,
             accepted=False,
@@ -114,7 +116,7 @@ class Bills:
             month=month,
             now=month.end + 4 * DAY,
             accounts=accounts or None,
-            closes=tuple(self.closes),
+            closes=tuple(sealed(self.closes, b"")),
             last_closed=self.last_closed,
         )
         return replace(found, **named)

@@ -16,8 +16,9 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quaymaster_pipeline.billing.focus import LINE_COLUMNS, LINES, charges_of, only_charges, rounding_line
-from quaymaster_pipeline.billing.invoices import Invoice, InvoiceSums
+from quaymaster_pipeline.billing.focus import LINE_COLUMNS, LINES, only_charges, rounding_line
+from quaymaster_pipeline.billing.invoices import Invoice
+from quaymaster_pipeline.billing.issued import InvoiceCheck, RowSum, why_not_issued
 from quaymaster_pipeline.billing.periods import Month
 from quaymaster_pipeline.billing.price_files import each_tier, example_book
 from quaymaster_pipeline.billing.prices import PriceBook, PriceVersion, Tier
@@ -35,7 +36,7 @@ from quaymaster_pipeline.billing.tables import (
     PRICE_BOOK,
 )
 from quaymaster_pipeline.warehouse.account_rows import Accounts, each_account, open_files
-from quaymaster_pipeline.warehouse.data_files import DataFile
+from quaymaster_pipeline.warehouse.data_files import RESTORE, DataFile, TablePlace, read_row_groups
 from quaymaster_pipeline.warehouse.schemas import TableSpec
 from quaymaster_pipeline.warehouse.tables import Table, Warehouse
 
@@ -44,6 +45,10 @@ LOCK_FILE: Final = "billing.lock"
 FINAL: Final = "final"
 """The note of gold.invoices: months that have final invoices, each with the close up to which every account has one
 (-1: some accounts were left out)."""
+HEADS: Final = "heads"
+"""The same of what the rows of a month's final invoices add up to, so that one which is changed or gone is noticed."""
+ROWS: Final = "rows"
+"""The note of ops.price_book and ops.dim_account: what their rows add up to."""
 
 
 class Head(NamedTuple):
@@ -83,7 +88,7 @@ class BillingStore:
         return self._read_book()
 
     def _read_book(self) -> PriceBook:
-        rows = self._warehouse.table(PRICE_BOOK).read().to_pylist()
+        rows = self._read_all(PRICE_BOOK)
         if not rows:
             return example_book()
         by_number: dict[int, list[dict[str, Any]]] = {}
@@ -131,11 +136,11 @@ class BillingStore:
 
     def account_names(self, at: datetime.datetime) -> dict[str, str]:
         """Return what accounts were called at a time, or, where they were not known yet, first."""
-        return names_at(self._warehouse.table(ACCOUNTS).read().to_pylist(), at)
+        return names_at(self._read_all(ACCOUNTS), at)
 
     def set_account_names(self, names: Mapping[str, str], now: datetime.datetime) -> int:
         """Keep what accounts are called from now on; return how many are new or called otherwise."""
-        rows = self._warehouse.table(ACCOUNTS).read().to_pylist()
+        rows = self._read_all(ACCOUNTS)
         current = {row["account_id"]: row for row in rows if row["valid_to"] is None}
         changed = 0
         for account_id, name in sorted(names.items()):
@@ -172,17 +177,33 @@ class BillingStore:
         yield rounding_line(invoice)
 
     def check(self, invoice: Invoice) -> None:
-        """Raise StoreDamaged unless the lines of an invoice are those that it was made of."""
-        sums = InvoiceSums(invoice)
-        for part in self._lines(CHARGES, invoice, LINE_COLUMNS):
-            sums.add_charges(only_charges(part))
-        for part in self._lines(ADJUSTMENTS, invoice, LINE_COLUMNS):
-            sums.add_corrections(charges_of(part))
-        if sums.invoice().digest != invoice.digest:
-            raise StoreDamaged(
-                f"the lines of {invoice.account_id} in {invoice.month} in gold.charges and gold.adjustments are not "
-                f"those that gold.invoices was written for"
-            )
+        """Raise StoreDamaged unless an invoice is what its lines come to, and these are those that it was made of."""
+        check = InvoiceCheck(invoice)
+        for part in self._parts(CHARGES, invoice, LINES.names):
+            check.add_charges(part)
+        for part in self._parts(ADJUSTMENTS, invoice, LINES.names):
+            check.add_corrections(part)
+        reason = check.reason()
+        if reason is not None:
+            raise StoreDamaged(reason)
+
+    def issued(self, month: Month) -> RowSum | None:
+        """Return what the commits that issued a month's final invoices note of them; None: earlier programs did."""
+        return noted_issued(self._warehouse.table(INVOICES), month)
+
+    def check_names(self) -> None:
+        """Raise StoreDamaged unless the names of accounts are those that were kept."""
+        table, found = self._warehouse.table(ACCOUNTS), RowSum()
+        for file in table.files():
+            for rows in read_row_groups(table.place, ACCOUNTS, file.path):
+                found = found.plus(RowSum.of(rows.to_pylist()))
+        _refuse_other_rows(table, found)
+
+    def check_issued(self, month: Month) -> None:
+        """Raise StoreDamaged unless the final invoices of a month are those that were issued."""
+        table = self._warehouse.table(INVOICES)
+        found = issued_in(table.place, (file.path for file in files_of(table, month)))
+        refuse_others(month, self.issued(month), found)
 
     def charges(self, month: Month, account_id: str) -> Any:
         """Return the charges of an account's month as they were last written, all in memory."""
@@ -191,11 +212,16 @@ class BillingStore:
         return pa.concat_tables([CHARGE_SCHEMA.empty_table(), *parts])
 
     def _lines(self, spec: TableSpec, invoice: Invoice, names: Sequence[str]) -> Iterator[Any]:
-        found = self._open(spec, invoice.month, names, Accounts(wanted=(invoice.account_id,)))
-        for part in found.take(invoice.account_id):
+        for part in self._parts(spec, invoice, names):
             rows = part.filter(pc.equal(part.column("ChargeCategory"), "Usage"))
             if rows.num_rows:
                 yield rows
+
+    def _parts(self, spec: TableSpec, invoice: Invoice, names: Sequence[str]) -> Iterator[Any]:
+        """Yield all rows of a table that an invoice has."""
+        found = self._open(spec, invoice.month, names, Accounts(wanted=(invoice.account_id,)))
+        for part in found.take(invoice.account_id):
+            yield part.select(list(names))
 
     def _open(
         self,
@@ -209,11 +235,56 @@ class BillingStore:
         names = [*names, *({by} - set(names))]
         return open_files(table.place, spec, files_of(table, month), names, accounts, by=by, of_files=64)
 
+    def _read_all(self, spec: TableSpec) -> list[dict[str, Any]]:
+        """Return the rows of a small table. Raises StoreDamaged if they are not those that were set."""
+        table = self._warehouse.table(spec)
+        rows: list[dict[str, Any]] = table.read().to_pylist()
+        _refuse_other_rows(table, RowSum.of(rows))
+        return rows
+
     def _replace_all(self, spec: TableSpec, rows: Sequence[Mapping[str, Any]]) -> None:
         table = self._warehouse.table(spec)
-        files = table.files()
-        adds = table.write(APP, pa.Table.from_pylist(list(rows), schema=spec.schema))
-        table.commit(APP, table.last_batch(APP) + 1, adds, removes=files)
+        files, written = table.files(), pa.Table.from_pylist(list(rows), schema=spec.schema)
+        note = {ROWS: RowSum.of(written.to_pylist()).to_json()}
+        table.commit(APP, table.last_batch(APP) + 1, table.write(APP, written), removes=files, note=note)
+
+
+def _refuse_other_rows(table: Table, found: RowSum) -> None:
+    said = table.note(APP).get(ROWS)
+    if said is not None and RowSum.from_json(said) != found:
+        raise StoreDamaged(
+            f"rows of {table.spec.name} were changed, deleted or put in since they were set; {RESTORE}"
+        )
+
+
+def noted_issued(table: Table, month: Month) -> RowSum | None:
+    """Return what a version of gold.invoices notes of the final invoices of a month; None: nothing."""
+    note = table.note(APP)
+    found = note.get(HEADS, {}).get(str(month))
+    if found is not None:
+        return RowSum.from_json(found)
+    return None if str(month) in note.get(FINAL, {}) else RowSum()
+
+
+def issued_in(place: TablePlace, paths: Iterable[str]) -> RowSum:
+    """Return what the final invoices in some files of gold.invoices add up to."""
+    found = RowSum()
+    for path in paths:
+        for rows in read_row_groups(place, INVOICES, path, INVOICES.file_schema.names):
+            found = found.plus(issued_of(rows.to_pylist()))
+    return found
+
+
+def issued_of(rows: Iterable[Mapping[str, Any]]) -> RowSum:
+    """Return what the final ones of rows of gold.invoices add up to."""
+    return RowSum.of(row for row in rows if row["state"] == "final")
+
+
+def refuse_others(month: Month, said: RowSum | None, found: RowSum) -> None:
+    """Raise StoreDamaged if the final invoices of a month are not those that were issued."""
+    reason = why_not_issued(str(month), said, found)
+    if reason is not None:
+        raise StoreDamaged(f"{reason}; `quaymaster pipeline verify` says which, and {RESTORE}")
 
 
 def files_of(table: Table, month: Month) -> list[DataFile]:
@@ -265,6 +336,12 @@ def head_row(invoice: Invoice, compared: Sequence[BillingComparison], **versions
         "reconciliation": json.dumps([comparison.as_json() for comparison in compared]),
         **versions,
     }
+
+
+def is_row_of(row: Mapping[str, Any], invoice: Invoice) -> bool:
+    """Return whether a row of gold.invoices says what an invoice says, whatever was compared and read for it."""
+    expected = head_row(invoice, ())
+    return all(row[name] == value for name, value in expected.items() if name != "reconciliation")
 
 
 def head_of(row: Mapping[str, Any], month: Month) -> Head:

@@ -1,4 +1,4 @@
-"""The proof that no usage was changed: blocks are those that came, silver is what they give, and gold its sums.
+"""The proof that no usage was changed: blocks are those that came, silver what they give, gold and bills their sums.
 
     bronze.blocks ──a file at a time──▶ content = hash = columns;  rows of usage_events = those made again from content
                   ──front ends by hash──▶ each block has the hash of the one before it; marks; ops.coverage;
@@ -6,6 +6,7 @@
     offsets ──▶ dense up to the position that the commits note;  headers add up to what they note
     usage_events ──a day at a time──▶ sums = usage_hourly
     ops.closes ──a chain──▶ closed files of usage_daily have their SHA-256, their sums, and all blocks are there
+    gold.invoices ──commits' notes──▶ none is missing or other;  lines = rows = what closed days come to
 
 Nothing is written and nothing locked. A run may commit meanwhile: each table is looked at once, gold first and blocks
 last, so whatever a table has, those before it have, too. What later batches brought is left out.
@@ -46,6 +47,13 @@ from quaymaster_pipeline.checks.close_heads import heads_work, plan_heads
 from quaymaster_pipeline.checks.day_plans import plan_days
 from quaymaster_pipeline.checks.gold_checks import judge_files
 from quaymaster_pipeline.checks.header_groups import plan_groups
+from quaymaster_pipeline.checks.invoice_checks import (
+    FINAL_INVOICES,
+    invoice_check_work,
+    judge_invoices,
+    look_at_invoices,
+    plan_invoices,
+)
 from quaymaster_pipeline.checks.silver_checks import (
     BlockPlaces,
     EventFile,
@@ -103,9 +111,9 @@ class UsageProof:
 
     `blocks` have a row in bronze; `expired` ones of them no content; those in `expired_headers` have no row any more.
     `rows` are those of usage_events, `requests` those of gold, `closes` days that were closed, also again with late
-    usage. `branched`: incarnations of which there were two at a time, as after a disk was copied; links and ends of
-    these prove nothing. `unlinked`: blocks whose predecessor may be one of the damaged ones. `compared_batch` is the
-    last batch that silver has. Hours of days before `hours_from` have expired; None: none have.
+    usage, `invoices` final ones. `branched`: incarnations of which there were two at a time, as after a disk was
+    copied; links and ends of these prove nothing. `unlinked`: blocks whose predecessor may be one of the damaged ones.
+    `compared_batch` is the last batch that silver has. Hours of days before `hours_from` have expired; None: none have.
     """
 
     blocks: int = 0
@@ -117,6 +125,7 @@ class UsageProof:
     rows: int = 0
     requests: int = 0
     closes: int = 0
+    invoices: int = 0
     incarnations: int = 0
     branched: int = 0
     dropped: int = 0
@@ -159,13 +168,17 @@ def verify(workers: Workers, warehouse: Warehouse, watch: Watch = unwatched) -> 
     Raises:
         CommitConflict: rows expired again and again meanwhile.
     """
+    invoices = look_at_invoices(warehouse)
     seen = _look_between_expiries(warehouse)
     files = _plan_files(seen)
     groups = plan_groups(seen.blocks, workers.cores)
     days = plan_days(seen.events, seen.hours, seen.expired_usage)
-    closed = plan_closed_files(seen.closes, seen.daily)
+    daily = [file.path for file in seen.daily]
+    closed = plan_closed_files(seen.closes, daily)
     heads = plan_heads(seen.closes, seen.heads, seen.expired.through)
-    steps = Steps(len(files) + len(groups) + len(days) + len(closed) + len(heads), watch)
+    issued = plan_invoices(invoices, workers.cores)
+    work = (files, groups, days, closed, heads, issued)
+    steps = Steps(sum(map(len, work)), watch)
     on_done = None if watch is unwatched else steps.take
     findings, unlinked = Findings(BREAKS_MAX), Findings(BREAKS_MAX, UNLINKED)
 
@@ -192,7 +205,7 @@ def verify(workers: Workers, warehouse: Warehouse, watch: Watch = unwatched) -> 
     findings.add_all(judge_closes(seen.closes, seen.last_close))
     findings.add_all(judge_last_close(seen.closes, seen.noted_closes, seen.later_closes))
     findings.add_all(_judge_batches_of_tables(seen))
-    findings.add_all(judge_closed_files(seen.closes, seen.daily))
+    findings.add_all(judge_closed_files(seen.closes, daily))
     findings.add_all(judge_closed_blocks(seen.closes, _blocks_of(places), seen.expired))
     days_of_hours = {str(file.partition_value) for file in seen.hours}
     findings.add_all(
@@ -206,6 +219,9 @@ def verify(workers: Workers, warehouse: Warehouse, watch: Watch = unwatched) -> 
         )
     )
     findings.add_all(judge_expired_hours(seen.closes, seen.expired_hours))
+
+    of_invoices = invoice_check_work(invoices, seen.closes, seen.daily)
+    judge_invoices(invoices, workers.over(issued, of_invoices, on_done), findings)
 
     findings.add_all(judge_totals(findings.counts, seen.note, seen.expired.headers))
     findings.add_all(_judge_expired(findings.counts, seen))
@@ -279,7 +295,7 @@ def _look(warehouse: Warehouse) -> SeenTables:
         silver_batch=events.last_batch(silver.APP),
         gold_batch=hourly.last_batch(gold.APP),
         coverage_batch=coverage.last_batch(BRONZE),
-        daily=[file.path for file in daily.files()],
+        daily=daily.files(),
         closes=rows,
         last_close=last_close,
         noted_closes=noted_in(daily),
@@ -308,6 +324,7 @@ def _proof_of(findings: Findings, of_chains: Answers, seen: SeenTables, unlinked
         **{name: counts[name] for name in (*names, *more)},
         rows=sum(file.rows for file in seen.events),
         closes=len(seen.closes),
+        invoices=counts[FINAL_INVOICES],
         expired_headers=seen.expired.blocks,
         unlinked=unlinked,
         gaps=sorted(gaps)[:GAPS_MAX],

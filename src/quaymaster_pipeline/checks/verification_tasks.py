@@ -108,7 +108,7 @@ class SeenTables:
     silver_batch: int
     gold_batch: int
     coverage_batch: int
-    daily: Sequence[str]
+    daily: Sequence[DataFile]
     closes: Sequence[DayClose]
     last_close: int
     noted_closes: Sequence[DayClose]

@@ -122,6 +122,7 @@ def invoice(given: InvoiceOptions) -> None:
     tables = open_warehouse(directory, given.warehouse, given.storage_option)
     store = BillingStore(tables)
     with _billing_errors():
+        store.check_issued(period)
         request, left_out = _make(store, tables, directory, period, given)
         heads = _heads(store, period, request.accounts)
         first = next(heads, None)

@@ -153,11 +153,11 @@ def _print_comparisons(found: Sequence[LayerComparison], compared: Compared | No
 
 @options.gathered
 def verify(given: spark.SparkOptions) -> None:
-    """Check that no usage was changed, deleted or put in, from blocks to sums by hour. Ends with 1 otherwise.
+    """Check that no usage was changed, deleted or put in, from blocks to final invoices. Ends with 1 otherwise.
 
     Blocks must be those that came, by their hashes and the links between them; events those that their blocks give;
-    hours the sums of events. The usage queue is asked how far the tables have been, where its server answers. Changes
-    nothing, and may run next to `pipeline run`.
+    hours the sums of events; invoices those that were issued, and of what closed days have. The usage queue is asked
+    how far the tables have been, where its server answers. Changes nothing, and may run next to `pipeline run`.
     """
     need_tables()
     from quaymaster_pipeline.checks.verification import verify as check

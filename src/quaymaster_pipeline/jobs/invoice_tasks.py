@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from quaymaster_pipeline.billing.account_usage import ROWS_AT_ONCE, Days, Rated
 from quaymaster_pipeline.billing.focus import (
     LINE_COLUMNS,
     charge_lines,
@@ -41,7 +41,7 @@ from quaymaster_pipeline.billing.invoices import (
 from quaymaster_pipeline.billing.periods import Month
 from quaymaster_pipeline.billing.prices import PriceBook
 from quaymaster_pipeline.billing.rating import CHARGES as CHARGE_SCHEMA
-from quaymaster_pipeline.billing.rating import REFUSED_BY_PRICES, USAGE, Totals, add_totals, rate_month
+from quaymaster_pipeline.billing.rating import REFUSED_BY_PRICES, USAGE
 from quaymaster_pipeline.billing.reconciliation import BillingComparison, differing
 from quaymaster_pipeline.billing.service import (
     NothingToBill,
@@ -51,34 +51,30 @@ from quaymaster_pipeline.billing.service import (
     open_before,
     takes_corrections,
 )
-from quaymaster_pipeline.billing.store import APP, head_row, names_at
+from quaymaster_pipeline.billing.store import APP, head_row, is_row_of, issued_of, names_at
 from quaymaster_pipeline.billing.tables import ACCOUNT_COLUMN, ACCOUNTS, ADJUSTMENTS, CHARGES, INVOICES
 from quaymaster_pipeline.usage.tasks import answer, answer_counts, answer_files
 from quaymaster_pipeline.warehouse.account_rows import AccountFiles, Accounts, each_account, open_files
 from quaymaster_pipeline.warehouse.data_files import DataFile, FileWriter, TablePlace, read_row_groups
 from quaymaster_pipeline.warehouse.schemas import USAGE_DAILY, TableSpec
 from quaymaster_pipeline.warehouse.spools import Spool
-from quaymaster_pipeline.warehouse.sums import summed
 
 REFUSALS: Final = "refusals"
 LEFT_OUT: Final = "left out"
 COUNTS: Final = "counts"
 MADE: Final = "made"
 CHANGED: Final = "changed"
+ISSUED: Final = "issued"
+HASHES: Final = "hashes"
+"""What the rows of the final invoices that were made add up to."""
 BILLED: Final = "billed"
 """Billed requests of all daily rows that were read of the month."""
 NAMED_MAX: Final = 100
 """Refusals, and accounts that were left out, that are told by name."""
-ROWS_AT_ONCE: Final = 1 << 14
 PARTS_AT_ONCE: Final = 256
 HEADS_AT_ONCE: Final = 1_000
 LINES_READ_FILES: Final = 64
 """Lines are wide: of these so few are read at a time as if there were so many files."""
-_DAY_KEYS: Final = ("region", "queue_sk", "action")
-_DAILY_COLUMNS: Final = ("account_id", *_DAY_KEYS, "queue_name", "billing_class", "billed_requests")
-_DAILY_SCHEMA: Final = pa.schema([USAGE_DAILY.schema.field(name) for name in _DAILY_COLUMNS])
-_USAGE_COLUMNS: Final = {name: name for name in USAGE.names} | {"queue_id": "queue_sk"}
-_EPOCH: Final = datetime.date(1970, 1, 1)
 _STANDING_COLUMNS: Final = (
     *("account_id", "state", "through_close", "billed_requests", "revision", "digest"),
 )
@@ -123,6 +119,10 @@ class InvoicePlan:
         files = [*self.daily, *(file for found in self.closed.values() for file in found)]
         return len(files) + len(self.uninvoiced) + len(self.heads)
 
+    def days(self, files: Files, accounts: Accounts) -> Days:
+        """Return usage of these files and accounts."""
+        return Days(self.places[USAGE_DAILY.name], files, accounts, of_files=self.of_files)
+
     def stream(
         self, spec: TableSpec, files: Iterable[DataFile], columns: Iterable[str], accounts: Accounts
     ) -> AccountFiles:
@@ -140,79 +140,6 @@ class InvoicePlan:
         )
 
 
-class Days:
-    """Usage of a month, by account."""
-
-    def __init__(self, plan: InvoicePlan, files: Files, accounts: Accounts) -> None:
-        by_day: dict[str, list[DataFile]] = {}
-        for file in files:
-            by_day.setdefault(str(file.partition_value), []).append(file)
-        place = plan.places[USAGE_DAILY.name]
-        self.streams = [
-            (
-                datetime.date.fromisoformat(day),
-                open_files(
-                    place,
-                    USAGE_DAILY,
-                    of_day,
-                    _DAILY_COLUMNS,
-                    accounts,
-                    of_files=plan.of_files,
-                    merge=_added_up,
-                ),
-            )
-            for day, of_day in sorted(by_day.items())
-        ]
-
-    def take(self, account: str) -> Iterator[Any]:
-        """Yield rows of USAGE of an account, in the order of day, region, queue, action."""
-        parts: list[Any] = []
-        days: list[tuple[datetime.date, int]] = []
-        rows = 0
-        for day, stream in self.streams:
-            for part in stream.take(account):
-                parts.append(part)
-                days.append((day, part.num_rows))
-                rows += part.num_rows
-                if rows >= ROWS_AT_ONCE:
-                    yield _as_usage(parts, days)
-                    parts, days, rows = [], [], 0
-        if parts:
-            yield _as_usage(parts, days)
-
-
-def _added_up(streams: list[Iterator[Any]]) -> Iterator[Any]:
-    return summed(streams, _DAY_KEYS, _DAILY_SCHEMA)
-
-
-def _as_usage(parts: list[Any], days: list[tuple[datetime.date, int]]) -> Any:
-    rows = pa.concat_tables(parts).combine_chunks()
-    numbers = np.repeat([(day - _EPOCH).days for day, _ in days], [count for _, count in days])
-    columns = [pa.array(numbers, pa.int32()).cast(pa.date32())]
-    columns += [rows.column(_USAGE_COLUMNS[name]) for name in USAGE.names[1:]]
-    return pa.table(columns, names=USAGE.names)
-
-
-class Rated:
-    """The usage of an account's month, read once, and its charges, which can be had once."""
-
-    def __init__(self, days: Days, account: str, month: Month, rows: Spool) -> None:
-        self._account, self._rows = account, rows
-        self._totals: Totals = {}
-        for part in days.take(account):
-            add_totals(self._totals, part, month)
-            rows.add(part)
-
-    @property
-    def billed(self) -> int:
-        """Billed requests, as the rows have them."""
-        return sum(count for of_day in self._totals.values() for count in of_day.values())
-
-    def charges(self, book: PriceBook) -> Iterator[Any]:
-        """Yield the charges."""
-        return rate_month(self._rows, self._totals, book, account_id=self._account)
-
-
 class ClosedMonths:
     """Closed months with late usage of some of the accounts: what they were charged, and what they used."""
 
@@ -224,7 +151,7 @@ class ClosedMonths:
         for month, found in self._late.items():
             chosen = Accounts(accounts.first, accounts.end, tuple(sorted(found)))
             charges = plan.stream(CHARGES, plan.charges[month], LINE_COLUMNS, chosen)
-            self._streams[month] = Days(plan, plan.closed[month], chosen), charges
+            self._streams[month] = plan.days(plan.closed[month], chosen), charges
         chosen = Accounts(accounts.first, accounts.end, tuple(everyone))
         self._adjustments = {
             month: plan.stream(ADJUSTMENTS, files, LINE_COLUMNS, chosen)
@@ -353,7 +280,7 @@ class InvoiceTask:
     def __init__(self, plan: InvoicePlan, accounts: Accounts) -> None:
         self._plan, self._accounts = plan, accounts
         everyone = Accounts(accounts.first, accounts.end)
-        self._days = Days(plan, plan.daily, accounts)
+        self._days = plan.days(plan.daily, accounts)
         self._old = {
             spec.name: plan.stream(spec, plan.replaced[spec.name], spec.file_schema.names, everyone)
             for spec in (CHARGES, ADJUSTMENTS, INVOICES)
@@ -442,18 +369,14 @@ class InvoiceTask:
                 invoice = issue(invoice, self._plan.issued)
             self._counts[MADE] += 1
             self._counts[CHANGED] += (
-                standing is None
-                or standing.digest != invoice.digest
-                or invoice.state == "final"
-                or self._differs_otherwise(head)
+                head is None or not is_row_of(head, invoice) or self._differs_otherwise(head)
             )
             if not self._refusals:
                 self._write(invoice, rated.billed, charges, corrections, output)
 
-    def _differs_otherwise(self, head: Mapping[str, Any] | None) -> bool:
+    def _differs_otherwise(self, head: Mapping[str, Any]) -> bool:
         """Return whether an invoice tells other differences than there are now."""
-        compared = [] if head is None else json.loads(head["reconciliation"])
-        told = differing(map(BillingComparison.from_json, compared))
+        told = differing(map(BillingComparison.from_json, json.loads(head["reconciliation"])))
         return told != differing(self._plan.compared)
 
     def _standings(self, account: str, head: Mapping[str, Any] | None) -> dict[Month, Standing]:
@@ -525,7 +448,11 @@ class InvoiceTask:
         output.write(CHARGES, rounding_line(invoice))
         for part in corrections:
             output.write(ADJUSTMENTS, correction_lines(invoice, part))
-        output.write_head(head_row(invoice, (*self._plan.compared, own), **self._plan.versions))
+        row = head_row(invoice, (*self._plan.compared, own), **self._plan.versions)
+        output.write_head(row)
+        issued = issued_of([row])
+        self._counts[ISSUED] += issued.rows
+        self._counts[HASHES] += issued.hashes
 
     @cached_property
     def _names(self) -> dict[str, str]:

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from quaymaster_pipeline.billing.issued import RowSum
 from quaymaster_pipeline.billing.periods import GRACE, Month, PeriodStage, stage_of
 from quaymaster_pipeline.billing.reconciliation import BillingComparison, differing, of_closes
 from quaymaster_pipeline.billing.service import (
@@ -26,12 +27,23 @@ from quaymaster_pipeline.billing.service import (
     refuse_unless_over,
     window,
 )
-from quaymaster_pipeline.billing.store import APP, FINAL, BillingStore, files_of
+from quaymaster_pipeline.billing.store import (
+    APP,
+    FINAL,
+    HEADS,
+    BillingStore,
+    files_of,
+    issued_in,
+    noted_issued,
+    refuse_others,
+)
 from quaymaster_pipeline.billing.tables import ACCOUNT_COLUMN, ACCOUNTS, ADJUSTMENTS, CHARGES, INVOICES
 from quaymaster_pipeline.checks.close_checks import (
     closed_file_work,
     in_closed_files,
     judge_closed_files,
+    judge_closes,
+    judge_last_close,
     plan_closed_files,
 )
 from quaymaster_pipeline.checks.usage_breaks import Findings
@@ -39,6 +51,8 @@ from quaymaster_pipeline.jobs.invoice_tasks import (
     BILLED,
     CHANGED,
     COUNTS,
+    HASHES,
+    ISSUED,
     LEFT_OUT,
     MADE,
     REFUSALS,
@@ -47,15 +61,15 @@ from quaymaster_pipeline.jobs.invoice_tasks import (
     invoice_work,
     item_of,
 )
-from quaymaster_pipeline.usage.tasks import Answers, Workers
+from quaymaster_pipeline.usage.tasks import Answers, Workers, answer_counts
 from quaymaster_pipeline.warehouse.account_rows import Accounts, ranges_of
-from quaymaster_pipeline.warehouse.closes import DayClose, is_closed_file
+from quaymaster_pipeline.warehouse.closes import DayClose, is_closed_file, noted_in
 from quaymaster_pipeline.warehouse.data_files import (
     DataFile,
     delete_files,
 )
 from quaymaster_pipeline.warehouse.errors import CommitConflict
-from quaymaster_pipeline.warehouse.schemas import USAGE_DAILY
+from quaymaster_pipeline.warehouse.schemas import CLOSES, USAGE_DAILY
 from quaymaster_pipeline.warehouse.tables import Table, Warehouse
 
 REFUSALS_MAX: Final = 100
@@ -153,8 +167,11 @@ def make_invoices(
     """
     daily = _Daily(warehouse, request.closes)
     compared = comparisons_of(request)
+    BillingStore(warehouse).check_names()
+    _check_issued(workers, warehouse.table(INVOICES), request.month)
     if request.is_final:
         request.refuse_unless_over()
+        _check_closes(daily.table, request.closes)
         compared += _check_closed_days(workers, daily, request.month)
         _refuse_unless_agreed(request, compared)
     plan = _plan(warehouse, daily, request, compared)
@@ -171,7 +188,7 @@ def make_invoices(
     except Exception:
         _delete(plan, answers)
         raise
-    note = _note_of(warehouse, request, made=counts[MADE])
+    note = _note_of(warehouse, request, counts)
     if counts[CHANGED]:
         # If it fails half-way nothing is deleted: some table may have its files.
         _commit(warehouse, plan, answers, note)
@@ -248,6 +265,19 @@ def _refuse_if_differing(month: Month, compared: Sequence[BillingComparison]) ->
         )
 
 
+def _check_closes(daily: Table, closes: Sequence[DayClose]) -> None:
+    """Raise StoreDamaged unless the rows of ops.closes are those that were written: a difference is accepted there."""
+    findings, noted = Findings(REFUSALS_MAX), noted_in(daily)
+    findings.add_all(judge_closes(closes, closes[-1].number if closes else _NONE_CLOSED))
+    if noted:
+        findings.add_all(judge_last_close(closes, noted, ()))
+    if findings.breaks:
+        raise StoreDamaged(
+            f"{CLOSES.name} is not what was written when days were closed, so nothing is billed: "
+            + "; ".join(one.reason for one in findings.breaks)
+        )
+
+
 def _check_closed_days(workers: Workers, daily: _Daily, month: Month) -> tuple[BillingComparison, ...]:
     """Compare the files of the closed days of a month with what they were when they were closed."""
     closes, paths = daily.closes_of(month), [file.path for file in daily.closed(month)]
@@ -271,6 +301,25 @@ def _check_closed_days(workers: Workers, daily: _Daily, month: Month) -> tuple[B
         )
         for name in ("requests", "billed_requests")
     )
+
+
+def _check_issued(workers: Workers, invoices: Table, month: Month) -> None:
+    """Raise StoreDamaged unless the final invoices of a month, and of those it looks back at, are those issued."""
+    first, place = window(month)[0], invoices.place
+    noted = {Month.parse(text) for text in invoices.note(APP).get(FINAL, {})}
+    there = {Month.parse(day[:7]) for day in invoices.partitions()}
+    months = sorted(one for one in noted | there if one >= first)
+
+    def work(item: str) -> Iterator[Any]:
+        text, paths = json.loads(item)
+        yield answer_counts(text, issued_in(place, paths)._asdict())
+
+    answers = workers.over(
+        [json.dumps([str(one), [file.path for file in files_of(invoices, one)]]) for one in months], work
+    )
+    for one in months:
+        found = answers.counts(str(one))
+        refuse_others(one, noted_issued(invoices, one), RowSum(found["rows"], found["hashes"]))
 
 
 def _check_counts(request: InvoiceRequest, plan: InvoicePlan, counts: Mapping[str, int]) -> None:
@@ -399,18 +448,26 @@ def _refuse(answers: Answers) -> None:
     raise kinds[found[0][0]]("; ".join(sentence for _, sentence in found))
 
 
-def _note_of(warehouse: Warehouse, request: InvoiceRequest, *, made: int) -> dict[str, Any] | None:
-    """Return the note that a month has final invoices, and whether for all accounts; None if it needs none."""
-    months = warehouse.table(INVOICES).note(APP).get(FINAL, {})
-    text = str(request.month)
-    if not request.is_final or (text not in months and not made):
+def _note_of(
+    warehouse: Warehouse, request: InvoiceRequest, counts: Mapping[str, int]
+) -> dict[str, Any] | None:
+    """Return the note of final invoices: of which months, whether for all accounts, what they are; None if it stays."""
+    table, text = warehouse.table(INVOICES), str(request.month)
+    before = table.note(APP)
+    months, heads = before.get(FINAL, {}), before.get(HEADS, {})
+    if not request.is_final or (text not in months and not counts[MADE]):
         return None
     last = request.last_close
     if request.accounts is not None:
         through = months.get(text, _NONE_CLOSED)
     else:
         through = _NONE_CLOSED if last is None else last.number
-    return None if months.get(text) == through else {FINAL: months | {text: through}}
+    known = noted_issued(table, request.month)
+    if known is not None:
+        made = RowSum(counts[ISSUED], counts[HASHES])
+        heads = heads | {text: known.plus(made).to_json()}
+    note = {FINAL: months | {text: through}, HEADS: heads}
+    return None if note == before else note
 
 
 def _commit(

@@ -243,7 +243,7 @@ def test_a_run_that_commits_between_looks_at_the_tables_breaks_nothing(
     proof = verification.verify(InProcess(), looked_at)
 
     assert [one.text for one in proof.breaks] == []
-    assert len(looks) == 12
+    assert len(looks) == 16
     assert proof.requests < proof.rows < sum(file.rows for file in site.warehouse.table(USAGE_EVENTS).files())
 
 

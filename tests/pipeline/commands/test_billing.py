@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 from harness.broker_counts import keep_comparison
 from harness.command_line import PlayedServer, Run, write_client_file
 from harness.pipeline_site import InProcess, Site, no_spark
@@ -144,6 +145,37 @@ def test_documents_of_invoices_whose_lines_were_changed_are_refused(tmp_path: Pa
 
     assert (done.code, done.out) == (1, "")
     assert "are not those that gold.invoices was written for" in done.err
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_final_invoice_that_was_changed_by_hand_is_not_shown_and_verify_names_its_account(
+    tmp_path: Path, run: Run, is_deleted: bool
+) -> None:
+    used(tmp_path)
+    words = ("billing", "invoice", "--data", tmp_path, "--month", MONTH)
+    assert run(*words, "--final").code == 0
+    assert run("pipeline", "verify", "--data", tmp_path, "--json").json["invoices"] == 2
+    table, where = DeltaTable(str(tmp_path / "warehouse/gold/invoices")), f"account_id = '{ONE}'"
+    if is_deleted:
+        table.delete(where)
+    else:
+        table.update(predicate=where, updates={"exact_total": "cast(77.77 as decimal(38, 12))"})
+
+    asked = [
+        run(*words),
+        run(*words, "--json"),
+        run(*words, "--final", "--account", ONE),
+        run(*words, "--format", "csv"),
+        run(*words, "--format", "pdf", "--out", tmp_path / "bills"),
+    ]
+    verified = run("pipeline", "verify", "--data", tmp_path, "--json")
+
+    assert {(one.code, one.out) for one in asked} == {(1, "")}
+    for one in asked:
+        assert f"the final invoices of {MONTH} in gold.invoices are not those that were issued" in one.err
+    assert list(tmp_path.glob("bills/*")) == []
+    assert verified.code == 1
+    assert {one["account_id"] for one in verified.json["breaks"]} == {None, ONE}
 
 
 def test_whoever_has_no_final_invoice_of_a_closed_month_is_named_in_the_next(

@@ -23,6 +23,7 @@ from harness.pipeline_site import InProcess
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quaymaster_pipeline.billing import account_usage
 from quaymaster_pipeline.billing.documents import render_csv, render_json
 from quaymaster_pipeline.billing.invoice_pdf import render_pdf
 from quaymaster_pipeline.billing.invoices import Invoice
@@ -373,13 +374,13 @@ def test_accounts_without_late_usage_are_not_read_again(
     bills.use(used(500_000, hour=700), account_id=OTHER)
     bills.use(used(1, month=DECEMBER))
     rated = []
-    read = invoice_tasks.Rated.__init__
+    read = account_usage.Rated.__init__
 
     def noted(self: Any, days: Any, account: str, month: Month, rows: Any) -> None:
         rated.append((account, month))
         read(self, days, account, month, rows)
 
-    monkeypatch.setattr(invoice_tasks.Rated, "__init__", noted)
+    monkeypatch.setattr(account_usage.Rated, "__init__", noted)
     bills.final(DECEMBER)
 
     assert rated == [(ACCOUNT, DECEMBER), (OTHER, DECEMBER), (OTHER, MONTH)]
@@ -954,7 +955,8 @@ def test_rows_that_do_not_fit_in_memory_are_rated_from_disk(
         bills.final(MONTH)
         bills.use(*(row._replace(billed_requests=row.billed_requests + 1) for row in rows))
         if name == "disk":
-            monkeypatch.setattr(invoice_tasks, "ROWS_AT_ONCE", 2)
+            for module in (account_usage, invoice_tasks):
+                monkeypatch.setattr(module, "ROWS_AT_ONCE", 2)
             monkeypatch.setattr(invoice_tasks, "Spool", lambda schema: Spool(schema, rows_in_memory=0))
             monkeypatch.setattr(account_rows, "ROWS_IN_MEMORY", 2)
             monkeypatch.setattr(account_rows, "ROWS_OF_FILE_MIN", 2)
