@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import promql_parser
 import pytest
 import yaml
+from harness.waiting import PATIENCE_S
 
 from quaymaster.core.alerts.operator_rules import OPERATOR_RULES, OperatorRule
 from quaymaster.core.alerts.prometheus_rules import (
@@ -31,7 +32,7 @@ FOREIGN = {"up", "process_cpu_seconds_total"}
 """Prometheus's own, and its client's."""
 RUNBOOKS = ROOT / "docs" / "runbooks"
 GUIDES = ROOT / "docs" / "guides"
-PROMTOOL_S = 120
+PROMTOOL_S = PATIENCE_S
 
 
 class Cases(NamedTuple):

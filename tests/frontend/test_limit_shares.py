@@ -77,6 +77,12 @@ class World:
         """Return what the last message says of its owner."""
         return [report.was_owner for report in self.owners.told[-1][1]]
 
+    async def pass_first_reports(self) -> None:
+        """Let what began to be used be reported, which waits for no round, and forget it."""
+        await until(lambda: not self.shares._begun)
+        await asyncio.gather(*self.shares._reporting)
+        self.owners.told.clear()
+
     async def pass_round(self) -> None:
         """Let the time of a report pass."""
         self.ms += REPORT_MS
@@ -110,11 +116,7 @@ def test_a_front_end_begins_with_its_part_and_reports_soon_after_the_first_reque
     run(scenario)
 
 
-def test_only_buckets_in_use_are_reported_those_of_one_owner_together_until_they_are_idle(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(limit_shares, "FIRST_REPORT_S", 3_600.0)  # the test's rounds are the only reports
-
+def test_only_buckets_in_use_are_reported_those_of_one_owner_together_until_they_are_idle() -> None:
     async def scenario(world: World) -> None:
         world.table.set(LimitName(OTHER), Limit(5))
         world.table.set(LimitName(OTHER, "jobs"), Limit(5))
@@ -123,6 +125,7 @@ def test_only_buckets_in_use_are_reported_those_of_one_owner_together_until_they
 
         world.use()
         world.use(OTHER)
+        await world.pass_first_reports()
         await world.pass_round()
         assert sorted((owner, len(reports)) for owner, reports in world.owners.told) == [
             (ACCOUNT, 2),
@@ -139,7 +142,6 @@ def test_only_buckets_in_use_are_reported_those_of_one_owner_together_until_they
         await world.pass_round()
         assert len(world.owners.told) == count
 
-        monkeypatch.setattr(limit_shares, "FIRST_REPORT_S", 0.0)
         world.use()
         await until(lambda: len(world.owners.told) > count)
 
@@ -171,8 +173,8 @@ def test_a_limit_that_is_changed_or_removed_while_it_is_in_use_is_reported_as_it
         world.use()
         await world.pass_round()
         world.table.set(LimitName(ACCOUNT), Limit(8))
-        world.owners.told.clear()
         world.use()
+        await world.pass_first_reports()
         await world.pass_round()
         assert [len(reports) for _, reports in world.owners.told] == [1]
         world.table.set(LimitName(ACCOUNT), None)

@@ -10,6 +10,7 @@ from threading import Event
 from typing import Any, NamedTuple
 
 import pytest
+from harness.waiting import PATIENCE_S
 
 from frontend.admin.test_admin import Port, administered
 from frontend.support import until
@@ -152,10 +153,12 @@ def test_a_change_whose_event_is_not_written_in_time_has_an_unknown_outcome(
             assert status == 503
             assert message.startswith("The outcome is unknown")
             failing.clear()
+            monkeypatch.setattr(audit_gate, "WRITE_WAIT_S", PATIENCE_S)
             await until(lambda: one.feed.recorder.audit.trouble is None)
             assert one.sample("quaymaster_usage_records_written_total") == 1
             assert (await one.create_queue("made"))[0] == 200  # as it was
 
+            monkeypatch.setattr(audit_gate, "WRITE_WAIT_S", 0.05)
             failing.append("pwrite")
             key_status, key = await one.create_key()
             failing.clear()
@@ -181,6 +184,7 @@ def test_a_disk_that_does_not_answer_lets_no_change_begin_until_it_does(
                 assert (await one.create_queue("refused"))[1].startswith("Nothing was changed")
                 assert await one.send() == 200
             finally:
+                monkeypatch.setattr(audit_gate, "WRITE_WAIT_S", PATIENCE_S)
                 goes_on.set()
 
             await until(lambda: one.feed.recorder.audit.trouble is None)
