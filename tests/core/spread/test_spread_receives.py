@@ -11,6 +11,7 @@ from quaymaster.core.values.commands.messages import Elsewhere, Receive, Receive
 from quaymaster.core.values.commands.unions import Outcome
 from quaymaster.core.values.errors import (
     ConnectionLost,
+    InvalidParameterValue,
     InvalidSecurity,
     JournalStopped,
     NotLeader,
@@ -253,6 +254,26 @@ def test_what_an_attempt_was_handed_before_is_the_answer() -> None:
 
     assert isinstance(spread.result, ReceiveOutcome)
     assert spread.result.partition == 2
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("other", [NOTHING, delivered(9)])
+def test_an_attempt_that_is_not_good_any_more_is_refused_unless_a_partition_can_repeat_a_later_one(
+    order: tuple[int, int], other: ReceiveOutcome
+) -> None:
+    table = queue(entry(1, keys=LOW), entry(2, keys=HIGH), is_fifo=True)
+    spread = SpreadReceive(table, receive(ATTEMPT), 0)
+    spent = InvalidParameterValue.attempt("once")
+    first, answers = spread.begin(), (spent, other)
+
+    for at in order:
+        assert spread.on_outcome(first[at], answers[at], table) == []
+
+    if other.deliveries:
+        assert isinstance(spread.result, ReceiveOutcome)
+        assert spread.result.partition == 2
+    else:
+        assert spread.result is spent
 
 
 def test_an_attempt_that_a_partition_may_know_and_cannot_tell_is_not_begun_anew() -> None:

@@ -8,7 +8,8 @@ of "nothing"; then those that the table adds are asked, too, and in FIFO queues 
 
 In an AtMostOnce queue what a lost answer took is gone: the receive fails then, so that its caller hears of it.
 
-With an attempt id all partitions are first asked whether they know the attempt: it is to bring the same messages again.
+With an attempt id all partitions are first asked whether they know the attempt: it is to bring the same messages again,
+or is refused because they were deleted or changed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from quaymaster.core.values.commands.messages import Elsewhere, Receive, Receive
 from quaymaster.core.values.commands.unions import Outcome
 from quaymaster.core.values.errors import (
     ConnectionLost,
+    InvalidParameterValue,
     JournalStopped,
     NotNow,
     OverLimit,
@@ -69,6 +71,8 @@ class SpreadReceive:
         self._nothing = False
         """Whether a partition had nothing, its limit in flight aside."""
         self._attempts_left = 0
+        self._spent: InvalidParameterValue | None = None
+        """Said by a partition of a receive with this attempt id; another may have a later one that can be repeated."""
         self._may_wait = is_patient
         self._waited_for: deque[int] = deque()
         """Partitions that have no leader, or had none, and are asked once more; those that could not say."""
@@ -104,6 +108,8 @@ class SpreadReceive:
             ):  # it may be the one that knows, or took some
                 self.result = outcome
                 return []
+        elif is_attempt and isinstance(outcome, InvalidParameterValue):
+            self._spent = outcome
         elif isinstance(outcome, Exception):
             self.result = outcome
             return []
@@ -118,6 +124,9 @@ class SpreadReceive:
             asked = self._ask_attempts(added)
             if asked or self._attempts_left:
                 return asked
+            if self._spent is not None:
+                self.result = self._spent
+                return []
             self._nothing = False  # no partition was asked for messages yet
         return self._next()
 
