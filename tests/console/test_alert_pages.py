@@ -61,7 +61,7 @@ def test_wrong_value_of_a_new_alert_is_told_at_its_field() -> None:
         page = act(client, "/alerts/new", **{**NEW, name: "many"})
         assert page.status == 422
         assert f'aria-describedby="{name}-hint"' in page.text
-        assert "This must be a number." in page.text
+        assert "is invalid. Reason: Must be a" in page.text
 
     def refuse(_: object) -> object:
         raise APIError("ValidationError", "Period must be a multiple of 60.", 400, "Period")

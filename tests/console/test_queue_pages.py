@@ -513,3 +513,66 @@ def test_form_that_cannot_be_read_is_said_to_be_one() -> None:
     assert (many.status, "Too many fields" in many.text, "no such page" in many.text) == (400, True, False)
     assert (long.status, f"at most {FORM_BYTES_MAX} bytes" in long.text) == (413, True)
     assert actions(site) == []
+
+
+@pytest.mark.parametrize(
+    ("form", "action", "field", "value"),
+    [
+        ("messages/send", "SendMessage", "DelaySeconds", "10s"),
+        ("messages/send", "SendMessage", "DelaySeconds", "--5"),
+        ("messages/send", "SendMessage", "DelaySeconds", "9" * 5_000),
+        ("messages/send", "SendMessage", "MessageAttributes", "colour: red"),
+        ("messages/send", "SendMessage", "MessageAttributes", "a = b\n{bad"),
+        ("messages/send", "SendMessage", "MessageAttributes", "= b"),
+        ("messages/send", "SendMessage", "MessageAttributes", "a = b\na = c"),
+        ("messages/receive", "ReceiveMessage", "MaxNumberOfMessages", "abc"),
+        ("messages/receive", "ReceiveMessage", "VisibilityTimeout", "1.5"),
+        ("dead-letters", "StartMessageMoveTask", "MaxNumberOfMessagesPerSecond", "fast"),
+    ],
+)
+def test_value_that_cannot_be_what_its_field_is_for_is_refused_there(
+    form: str, action: str, field: str, value: str
+) -> None:
+    site = furnished_site()
+    client = browser(site, OPERATORS)
+
+    page = act(client, f"{ORDERS}-dlq/{form}", MessageBody="kept", **{field: value})
+
+    assert page.status == 422
+    assert f"for parameter {field} is invalid. Reason: " in page.text
+    assert f'id="{field}-hint"' in page.text
+    assert page.text.count("aria-invalid") == 1
+    assert value.splitlines()[-1] in page.text
+    assert action not in actions(site)
+
+
+def test_refused_form_is_shown_also_to_those_who_may_not_peek() -> None:
+    site = furnished_site()
+    peek = "GET /admin/v1/queues/orders/messages"
+    site.api.answers[peek] = refuse("AccessDenied", "Not allowed to peek.", status=403)
+    client = browser(site, OPERATORS)
+
+    assert client.get(f"{ORDERS}/messages").status == 403
+    page = act(client, f"{ORDERS}/messages/send", MessageBody="kept", DelaySeconds="soon")
+    assert (page.status, "kept" in page.text) == (422, True)
+
+
+def test_sequence_to_peek_from_is_refused_by_the_api_at_its_field() -> None:
+    site = furnished_site()
+    site.api.answers["GET /admin/v1/queues/orders/messages"] = refuse(
+        "InvalidParameterValue", "Value x for parameter from is invalid.", "from"
+    )
+
+    page = browser(site, OPERATORS).get(f"{ORDERS}/messages?from=x")
+
+    assert page.status == 422
+    assert 'value="x"' in page.text
+    assert 'id="from-hint">! Value x for parameter from is invalid.' in page.text
+
+
+def test_ends_of_lines_are_sent_as_they_were_typed() -> None:
+    site = furnished_site()
+
+    act(browser(site, OPERATORS), f"{ORDERS}/messages/send", MessageBody="a\r\nb")
+
+    assert site.api.asked[-1].given["MessageBody"] == "a\nb"

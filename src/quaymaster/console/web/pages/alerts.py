@@ -12,6 +12,7 @@ from quaymaster.console.site import APIError
 from quaymaster.console.web import access
 from quaymaster.console.web.page_calls import Page, PageCall, error_page
 from quaymaster.console.web.pages.attribute_forms import refused_field
+from quaymaster.console.web.pages.form_values import WrongField, number, whole_number
 
 METRICS: Final = {
     "ApproximateNumberOfMessagesVisible": "visible messages",
@@ -192,24 +193,19 @@ async def _new_form(call: PageCall, errors: dict[str, str], status: int) -> Resp
 
 async def create(call: PageCall) -> Response:
     """Make an alert."""
-    members: dict[str, Any] = {
-        "AlarmName": call.field("AlarmName").strip(),
-        "Namespace": "AWS/SQS",
-        "Dimensions": _dimensions(call.field("subject"), call.field("pattern").strip()),
-    }
+    members: dict[str, Any] = {"AlarmName": call.field("AlarmName").strip(), "Namespace": "AWS/SQS"}
     for name in ("MetricName", "Statistic", "ComparisonOperator", "TreatMissingData", "AlarmDescription"):
         if call.field(name):
             members[name] = call.field(name)
     actions = [str(arn) for arn in call.form.getlist("action")]
     members |= {"AlarmActions": actions, "OKActions": actions if call.field("tells_ok") else []}
     try:
-        members |= {name: int(call.field(name)) for name in _NUMBERS}
-        members["Threshold"] = float(call.field("Threshold"))
-    except ValueError:
-        wrong = next((name for name in _NUMBERS if not call.field(name).isdecimal()), "Threshold")
-        return await _new_form(call, {wrong: "This must be a number."}, 422)
-    try:
+        members["Dimensions"] = _dimensions(call.field("subject"), call.field("pattern").strip())
+        members |= {name: whole_number(name, call.field(name)) for name in _NUMBERS}
+        members["Threshold"] = number("Threshold", call.field("Threshold"))
         await call.api.cloudwatch(call.caller, "PutMetricAlarm", members)
+    except WrongField as error:
+        return await _new_form(call, error.errors, 422)
     except APIError as error:
         return await _new_form(call, refused_field(error, (*members, "pattern")), 422)
     return call.redirect("/alerts", done="alert-created")
@@ -221,8 +217,11 @@ def _dimensions(subject: str, pattern: str) -> list[dict[str, str]]:
             return [{"Name": "DeadLetterQueues", "Value": "*"}]
         case "prefix":
             return [{"Name": "QueueName", "Value": f"{pattern.rstrip('*')}*"}]
-        case _:
+        case "queue":
             return [{"Name": "QueueName", "Value": pattern}]
+        case _:
+            # The form has no other; a crafted one must not watch something else than it says.
+            raise WrongField("", f"An alert cannot be of {subject!r}.")
 
 
 async def show_confirmation(call: PageCall) -> Response:

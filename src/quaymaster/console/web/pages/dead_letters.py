@@ -10,9 +10,11 @@ from starlette.responses import Response
 from quaymaster.console.site import APIError, QueueNow
 from quaymaster.console.web.page_calls import Page, PageCall
 from quaymaster.console.web.pages.attribute_forms import refused_field
+from quaymaster.console.web.pages.form_values import WrongField, whole_number
 from quaymaster.console.web.pages.queue import PATH, find_queue, no_queue, queue_path, queue_url, render_tab
 
 TASKS_SHOWN: Final = 10
+RATE: Final = "MaxNumberOfMessagesPerSecond"
 
 
 async def show(call: PageCall) -> Response:
@@ -56,6 +58,7 @@ async def _show(call: PageCall, queue: QueueNow, errors: dict[str, str], status:
         sources=sources,
         tasks=tasks,
         errors=errors,
+        given={name: call.field(name) for name in ("DestinationArn", RATE)},
     )
 
 
@@ -73,10 +76,12 @@ async def redrive(call: PageCall) -> Response:
     members: dict[str, Any] = {"SourceArn": arn}
     if call.field("DestinationArn").strip():
         members["DestinationArn"] = call.field("DestinationArn").strip()
-    if call.field("MaxNumberOfMessagesPerSecond").isdecimal():
-        members["MaxNumberOfMessagesPerSecond"] = int(call.field("MaxNumberOfMessagesPerSecond"))
     try:
+        if call.field(RATE).strip():
+            members[RATE] = whole_number(RATE, call.field(RATE))
         await call.api.sqs(call.caller, "StartMessageMoveTask", members)
+    except WrongField as error:
+        return await _show(call, queue, error.errors, 422)
     except APIError as error:
         return await _show(call, queue, refused_field(error, members), 422)
     return call.redirect(there, done="redriven")

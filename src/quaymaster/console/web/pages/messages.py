@@ -10,6 +10,7 @@ from starlette.responses import HTMLResponse, Response
 from quaymaster.console.site import APIError, QueueNow
 from quaymaster.console.web.page_calls import Page, PageCall
 from quaymaster.console.web.pages.attribute_forms import refused_field
+from quaymaster.console.web.pages.form_values import WrongField, string_attributes, whole_number
 from quaymaster.console.web.pages.queue import PATH, find_queue, no_queue, queue_path, queue_url, render_tab
 from quaymaster.console.web.views.message_view import MessageView, view_peeked, view_received
 
@@ -22,6 +23,8 @@ _SEND_FIELDS: Final = (
     "MessageDeduplicationId",
     "MessageAttributes",
 )
+_RECEIVE_FIELDS: Final = ("MaxNumberOfMessages", "VisibilityTimeout")
+_PEEK_FIELDS: Final = ("from", "partition")
 
 
 async def show(call: PageCall) -> Response:
@@ -32,12 +35,17 @@ async def show(call: PageCall) -> Response:
 
 async def _peek(call: PageCall, queue: QueueNow, errors: dict[str, str], status: int) -> Response:
     query = {"count": str(PEEKED), "account_id": queue.account}
-    for name in ("from", "partition"):
-        if call.query(name).isdecimal():
-            query[name] = call.query(name)
-    found = await call.api.admin(
-        call.caller, "GET", f"/admin/v1/queues/{quote(queue.name)}/messages", query=query
-    )
+    query |= {name: call.query(name).strip() for name in _PEEK_FIELDS if call.query(name).strip()}
+    path = f"/admin/v1/queues/{quote(queue.name)}/messages"
+    found: dict[str, Any] = {}
+    try:
+        found = await call.api.admin(call.caller, "GET", path, query=query)
+    except APIError as error:
+        if error.field in _PEEK_FIELDS:
+            errors, status = {"from": error.message}, 422
+        elif error.is_failure or not errors:
+            raise
+        # Else the form that was refused is shown also to those who may not peek.
     shows_bodies = queue.account == call.session.account or call.state.options.operators_see_bodies
     messages = [view_peeked(one, shows_body=shows_bodies) for one in found.get("messages", [])]
     return _render(call, queue, messages, errors, status, found=found, is_received=False)
@@ -53,7 +61,7 @@ def _render(
     found: dict[str, Any],
     is_received: bool,
 ) -> Response:
-    given = {name: call.field(name) for name in _SEND_FIELDS}
+    given = {name: call.field(name) for name in (*_SEND_FIELDS, *_RECEIVE_FIELDS)}
     return render_tab(
         call,
         queue,
@@ -77,19 +85,18 @@ async def receive(call: PageCall) -> Response:
         return no_queue(call)
     members: dict[str, Any] = {
         "QueueUrl": queue_url(queue),
-        "MaxNumberOfMessages": _number(call, "MaxNumberOfMessages", RECEIVED_MAX),
+        "MaxNumberOfMessages": RECEIVED_MAX,
         "MessageSystemAttributeNames": ["All"],
         "MessageAttributeNames": ["All"],
         "WaitTimeSeconds": 1,
     }
-    if call.field("VisibilityTimeout"):
-        members["VisibilityTimeout"] = _number(call, "VisibilityTimeout", 30)
     try:
+        members |= _numbers(call, *_RECEIVE_FIELDS)
         answer = await call.api.sqs(call.caller, "ReceiveMessage", members)
+    except WrongField as error:
+        return await _peek(call, queue, error.errors, 422)
     except APIError as error:
-        return await _peek(
-            call, queue, refused_field(error, ("VisibilityTimeout", "MaxNumberOfMessages")), 422
-        )
+        return await _peek(call, queue, refused_field(error, _RECEIVE_FIELDS), 422)
     messages = [view_received(one) for one in answer.get("Messages", [])]
     return _render(call, queue, messages, {}, 200, found={}, is_received=True)
 
@@ -99,17 +106,20 @@ async def send(call: PageCall) -> Response:
     queue = await find_queue(call)
     if queue is None:
         return no_queue(call)
-    members: dict[str, Any] = {"QueueUrl": queue_url(queue), "MessageBody": call.field("MessageBody")}
+    # Browsers write CR LF for each end of a line that was typed or pasted.
+    body = call.field("MessageBody").replace("\r\n", "\n")
+    members: dict[str, Any] = {"QueueUrl": queue_url(queue), "MessageBody": body}
     for name in ("MessageGroupId", "MessageDeduplicationId"):
         if call.field(name):
             members[name] = call.field(name)
-    if call.field("DelaySeconds"):
-        members["DelaySeconds"] = _number(call, "DelaySeconds", 0)
-    attributes = _attributes(call.field("MessageAttributes"))
-    if attributes:
-        members["MessageAttributes"] = attributes
     try:
+        members |= _numbers(call, "DelaySeconds")
+        attributes = string_attributes("MessageAttributes", call.field("MessageAttributes"))
+        if attributes:
+            members["MessageAttributes"] = attributes
         await call.api.sqs(call.caller, "SendMessage", members)
+    except WrongField as error:
+        return await _peek(call, queue, error.errors, 422)
     except APIError as error:
         return await _peek(call, queue, refused_field(error, _SEND_FIELDS), 422)
     return call.redirect(f"{queue_path(queue)}/messages", done="sent")
@@ -127,20 +137,9 @@ async def delete(call: PageCall) -> Response:
     return call.redirect(f"{queue_path(queue)}/messages", done="message-deleted")
 
 
-def _number(call: PageCall, name: str, default: int) -> int:
-    """Return a number of the form as the API gets it, which checks it; the default for what is none."""
-    text = call.field(name).strip()
-    return int(text) if text.lstrip("-").isdecimal() and len(text) < 12 else default
-
-
-def _attributes(text: str) -> dict[str, dict[str, str]]:
-    """Return message attributes that are written one a line, `name = value`; all are strings."""
-    attributes = {}
-    for line in text.splitlines():
-        name, separator, value = line.partition("=")
-        if separator and name.strip():
-            attributes[name.strip()] = {"DataType": "String", "StringValue": value.strip()}
-    return attributes
+def _numbers(call: PageCall, *names: str) -> dict[str, int]:
+    """Return the numbers of fields that are not empty; WrongField."""
+    return {name: whole_number(name, call.field(name)) for name in names if call.field(name).strip()}
 
 
 PAGES = (
