@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from console.fake_site import CUSTOMERS, NOW_MS, OPERATORS
 from console.furnished import furnished_site
 from console.pages import act, browser, csrf
@@ -214,3 +216,26 @@ def test_queues_that_sent_nothing_for_a_time_have_gaps_in_a_dashboard() -> None:
 
     assert page.count('<td class="num">–</td>') == 1
     assert page.count('data-v="0"') == 1
+
+
+def test_alert_with_any_characters_in_its_name_has_a_page_and_is_deleted_there() -> None:
+    name = "team/orders? 100 % #1&<é>"
+    site = furnished_site()
+    site.alerts_now = [site.alerts_now[0]._replace(name=name)]
+    site.api.answers["DescribeAlarms"] = lambda given: {
+        "MetricAlarms": [{"AlarmName": one, "StateValue": "OK"} for one in given["AlarmNames"]]
+    }
+    client = browser(site, OPERATORS)
+
+    [link] = re.findall(rf'href="(/alerts/{OPERATORS}/[^"]+)"', client.get("/alerts").text)
+    page = client.get(link)
+    muted = act(client, link, act="mute")
+    deleted = act(client, muted.headers["location"].partition("?")[0], act="delete")
+
+    assert (page.status, "team/orders? 100 % #1&amp;&lt;é&gt;</h1>" in page.text) == (200, True)
+    assert deleted.headers["location"] == "/alerts?done=alert-deleted"
+    named = [(one.name, one.given) for one in site.api.asked if one.name.endswith(("Alarms", "Actions"))]
+    assert named[-2:] == [
+        ("DisableAlarmActions", {"AlarmNames": [name]}),
+        ("DeleteAlarms", {"AlarmNames": [name]}),
+    ]

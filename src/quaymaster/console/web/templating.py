@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 from importlib import resources
 from typing import Any, Final
+from urllib.parse import quote
 
 import jinja2
 
@@ -71,6 +73,8 @@ class Templates:
             day=words.day,
             measure=words.measure,
             sentence=words.sentence,
+            # Jinja's own leaves slashes, which end the part of a path that a name is.
+            urlencode=partial(quote, safe=""),
         )
 
     def render(self, template: str, /, **values: Any) -> str:

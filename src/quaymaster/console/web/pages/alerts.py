@@ -243,5 +243,6 @@ PAGES = (
     Page("/alerts/confirm", show_confirmation, confirm, is_open=True),
     Page("/alerts", show_list, change_destination),
     Page("/alerts/new", show_new, create),
-    Page("/alerts/{account}/{name}", show, act),
+    # Names of alerts may have slashes.
+    Page("/alerts/{account}/{name:path}", show, act),
 )
