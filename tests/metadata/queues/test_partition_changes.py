@@ -287,7 +287,7 @@ def test_a_merge_makes_one_partition_of_all_and_a_move_goes_to_another_journal(t
     with_orders(scenario, tmp_path)
 
 
-def test_new_partitions_go_to_the_journals_with_the_fewest_in_turn(tmp_path: Path) -> None:
+def test_new_partitions_go_to_different_journals_before_any_gets_two(tmp_path: Path) -> None:
     async def scenario(table: Table) -> None:
         table.world.journal_ids = (2,)
         for name in ("a", "b"):
@@ -296,7 +296,27 @@ def test_new_partitions_go_to_the_journals_with_the_fewest_in_turn(tmp_path: Pat
 
         await table.change("split", into=5)
 
-        assert [journal_id for _, journal_id, _ in table.states] == [0, 1, 0, 1, 0, 1]
+        assert [journal_id for _, journal_id, _ in table.states] == [0, 1, 0, 2, 1, 0]
+
+    with_orders(scenario, tmp_path)
+
+
+def test_a_moved_partition_goes_where_the_queue_has_no_other_that_is_open(tmp_path: Path) -> None:
+    async def scenario(table: Table) -> None:
+        for journal_ids, names in (((0, 1), "abcd"), ((3,), "efghijkl")):
+            table.world.journal_ids = journal_ids
+            for name in names:
+                await table.service.queues.change(CreateQueue(ACCOUNT, name))
+        table.world.journal_ids = (0, 1, 2)
+
+        await table.change("split", into=3)
+        await table.closed()
+        assert sorted(entry.journal_id for entry in in_state(table.queue, "open")) == [0, 1, 2]
+
+        table.world.journal_ids = (0, 1, 2, 3)
+        await table.change("move", 1)
+        await table.closed()
+        assert [entry.journal_id for entry in in_state(table.queue, "open") if entry.number > 3] == [3]
 
     with_orders(scenario, tmp_path)
 

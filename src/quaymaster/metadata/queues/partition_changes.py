@@ -228,10 +228,14 @@ class PartitionChanges:
                 parents, ranges = entries_to_merge(current, request.partitions)
             case _:
                 parents, ranges = entries_to_move(current, number)
-        return with_children(current, parents, ranges, self._place(request, parents, len(ranges)))
+        return with_children(current, parents, ranges, self._place(current, request, parents, len(ranges)))
 
     def _place(
-        self, request: ChangePartitions, parents: list[PartitionPlacement], children: int
+        self,
+        current: QueueDefinition,
+        request: ChangePartitions,
+        parents: list[PartitionPlacement],
+        children: int,
     ) -> list[int]:
         taking = self._journals.ids()
         for journal_id in request.journals:
@@ -240,7 +244,8 @@ class PartitionChanges:
         if request.journals:
             return [request.journals[child % len(request.journals)] for child in range(children)]
         avoided = {entry.journal_id for entry in parents} if request.kind in ("move", "give up") else set()
-        return choose_journals(self._queues, taking, children, avoided)
+        staying = [entry.journal_id for entry in in_state(current, "open") if entry not in parents]
+        return choose_journals(self._queues, taking, children, staying=staying, avoided=avoided)
 
     # Carrying on
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from heapq import heapify, heapreplace
 from typing import Final
@@ -131,22 +132,30 @@ def choose_partitions(
 
 
 def choose_journals(
-    queues: KnownQueues, journals: Sequence[int], children: int, avoided: Collection[int] = ()
+    queues: KnownQueues,
+    journals: Sequence[int],
+    children: int,
+    *,
+    staying: Iterable[int] = (),
+    avoided: Collection[int] = (),
 ) -> list[int]:
-    """Return a journal for each new partition of a queue: those with the fewest partitions, in turn.
+    """Return a journal for each new partition of a queue: each in another one, as far as there are so many.
 
-    `avoided` ones are chosen only if no other takes new queues. Overloaded, if none does.
+    Journals with the fewest open partitions of the queue come first, of these the ones with the fewest partitions.
+    `staying`: the journal of each partition that stays open. `avoided` ones are chosen only if no other takes new
+    queues. Overloaded, if none does.
     """
     taking = [journal_id for journal_id in journals if journal_id not in avoided] or list(journals)
     if not taking:
         raise Overloaded("No journal takes new partitions now.")
-    loads = [_fill(queues, journal_id) for journal_id in taking]
+    own = Counter(staying)
+    loads = [(own[journal_id], *_fill(queues, journal_id)) for journal_id in taking]
     heapify(loads)
     chosen = []
     for _ in range(children):
-        load, journal_id = loads[0]
+        of_queue, load, journal_id = loads[0]
         chosen.append(journal_id)
-        heapreplace(loads, (load + 1, journal_id))
+        heapreplace(loads, (of_queue + 1, load + 1, journal_id))
     return chosen
 
 
