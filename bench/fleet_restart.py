@@ -100,6 +100,12 @@ class NoFeed:
     def reader(self) -> BlockReader:
         raise AssertionError("a start reads no blocks")
 
+    def mark(self, positions: Mapping[int, int]) -> dict[str, Any]:
+        raise AssertionError("a start takes no blocks")
+
+    def check_mark(self, mark: Mapping[str, Any]) -> None:
+        raise AssertionError("a start takes no blocks")
+
     def commit(self, positions: Mapping[int, int]) -> None:
         raise AssertionError("a start commits nothing")
 

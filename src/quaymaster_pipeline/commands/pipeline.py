@@ -62,7 +62,12 @@ class PipelineRunOptions:
     files: Annotated[
         Path | None,
         typer.Option(
-            "--files", help="Read blocks from *.blocks in a directory, not from the server.", metavar="DIR"
+            "--files",
+            help=(
+                "Read blocks from *.blocks in a directory, in the order of their names, not from the server. New "
+                "files need names after those that were taken."
+            ),
+            metavar="DIR",
         ),
     ] = None
     warehouse: WarehouseURI = None

@@ -6,10 +6,11 @@ The driver asks for bounds and plans; tasks read, so that no block passes throug
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from quaymaster.protocol.usage.usage_blocks import block_length
 from quaymaster.protocol.usage.usage_rows import CorruptBlock
@@ -22,12 +23,13 @@ if TYPE_CHECKING:
 FILES_PATTERN = "*.blocks"
 QUEUE_FEED = "queue:"
 """What the identity of a usage queue begins with."""
+_MODULUS: Final = 1 << 256
 GROUP = "pipeline"
 """The usage queue's consumer group whose offset is how far the tables are."""
 
 
 class FeedChanged(Exception):
-    """The warehouse was filled from another feed than this one."""
+    """The warehouse was filled from another feed than this one, or this one has other blocks now."""
 
 
 class FeedIncomplete(Exception):
@@ -65,6 +67,12 @@ class BlockSource(Protocol):
     def reader(self) -> BlockReader:
         """Return what tasks read with."""
 
+    def mark(self, positions: Mapping[int, int]) -> dict[str, Any]:
+        """Return what tells later that blocks below these offsets are those taken; empty if the offsets do."""
+
+    def check_mark(self, mark: Mapping[str, Any]) -> None:
+        """Raise FeedChanged unless the feed still has the blocks that it was marked with."""
+
     def commit(self, positions: Mapping[int, int]) -> None:
         """Say that the tables have all blocks below these offsets, by partition.
 
@@ -99,6 +107,14 @@ class QueueFeed:
         """Return what tasks read with: the same queue, by its id."""
         log = self._log or self._describe()
         return QueueReader(self._endpoint, log.url, log.queue_id)
+
+    def mark(self, positions: Mapping[int, int]) -> dict[str, Any]:
+        """Return nothing: a block of the queue has its offset for ever."""
+        del positions
+        return {}
+
+    def check_mark(self, mark: Mapping[str, Any]) -> None:
+        """Return: see `mark`."""
 
     def commit(self, positions: Mapping[int, int]) -> None:
         """Set the offsets of the group `pipeline`. Raises as `pyspark_quaymaster.client` does."""
@@ -168,14 +184,29 @@ class QueueReader:
             yield from map(Message, offsets.to_pylist(), bodies.to_pylist())
 
 
+class BlockFile(NamedTuple):
+    """A file of blocks: its name, the offset of its first block, and how many it has."""
+
+    name: str
+    first: int
+    blocks: int
+
+    @property
+    def end(self) -> int:
+        """The offset after its last block."""
+        return self.first + self.blocks
+
+
 class FileFeed:
     """Blocks in files of a directory, `*.blocks`, one after the other in the order of their names; one partition.
 
-    Files may be added, with names after those that are there, and none may change.
+    Files may be added, with names after those that are there, and none but the last may change: an offset counts the
+    blocks of all files before. What is noted of files whose blocks were taken tells others from them.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._files: list[BlockFile] | None = None
 
     @property
     def identity(self) -> str:
@@ -184,45 +215,108 @@ class FileFeed:
 
     def bounds(self) -> dict[int, tuple[int, int]]:
         """Return how many blocks there are."""
-        return {0: (0, sum(1 for _ in places_of_blocks(self._directory)))}
+        self._files = block_files(self._directory)
+        return {0: (0, self._files[-1].end if self._files else 0)}
 
     def reader(self) -> FileReader:
-        """Return what tasks read with."""
-        return FileReader(self._directory)
+        """Return what tasks read with: the files that `bounds` counted."""
+        return FileReader(self._directory, tuple(self._counted()))
+
+    def mark(self, positions: Mapping[int, int]) -> dict[str, Any]:
+        """Return the last file with a block below the position, where it begins, and what those before it add up to."""
+        taken = [file for file in self._counted() if file.first < positions.get(0, 0)]
+        if not taken:
+            return {}
+        last, before = taken[-1], taken[:-1]
+        return {"last": last.name, "first": last.first, "before": [len(before), f"{_sum_of(before):064x}"]}
+
+    def check_mark(self, mark: Mapping[str, Any]) -> None:
+        """Raise FeedChanged unless the files up to the last one that was taken are those that were."""
+        if not mark:
+            return
+        count, hashes = mark["before"][0], int(mark["before"][1], 16)
+        files = self._counted()
+        before = [file for file in files if file.name < mark["last"]]
+        found = _sum_of(before)
+        if (len(before), found) == (count, hashes) and any(file.name == mark["last"] for file in files):
+            return
+        new = [file.name for file in before if (found - _hash_of(file)) % _MODULUS == hashes]
+        if len(before) == count + 1 and len(new) == 1:
+            reason = f"{new[0]} is new, and its name is before {mark['last']}, whose blocks were taken"
+        else:
+            reason = (
+                f"up to {mark['last']}, whose blocks were taken, there are {len(before)} other files with blocks, "
+                f"and there were {count}: some were added, deleted or changed"
+            )
+        raise FeedChanged(
+            f"files in {self._directory} are not those that were taken: {reason}; new files need names after "
+            f"{mark['last']}, so rename them"
+        )
 
     def commit(self, positions: Mapping[int, int]) -> None:
         """Files have no readers that are known."""
 
+    def _counted(self) -> list[BlockFile]:
+        if self._files is None:
+            self._files = block_files(self._directory)
+        return self._files
+
 
 @dataclass(frozen=True, slots=True)
 class FileReader:
-    """Reads files of blocks; each task goes through all of their heads."""
+    """Reads files of blocks: those that were there when the batch was planned, by name."""
 
     directory: Path
+    files: tuple[BlockFile, ...]
 
     def read(self, partition: int, first: int, end: int) -> Iterator[Message]:
-        """Yield the blocks as messages."""
+        """Yield the blocks as messages; none of a file that is gone."""
         del partition
-        for offset, path, at, length in places_of_blocks(self.directory):
-            if first <= offset < end:
-                with path.open("rb") as file:
-                    file.seek(at)
-                    yield Message(offset, file.read(length))
+        for file in self.files:
+            if not (first < file.end and file.first < end):
+                continue
+            path = self.directory / file.name
+            if not path.exists():
+                return
+            with path.open("rb") as opened:
+                for offset, (at, length) in zip(
+                    range(file.first, file.end), places_of_blocks(path), strict=False
+                ):
+                    if first <= offset < end:
+                        opened.seek(at)
+                        yield Message(offset, opened.read(length))
 
 
-def places_of_blocks(directory: Path) -> Iterator[tuple[int, Path, int, int]]:
-    """Yield offset, path, position and length of each block; damage ends its file, and is a block."""
-    offset = 0
+def block_files(directory: Path) -> list[BlockFile]:
+    """Return the files of blocks of a directory that have any, in the order of their names."""
+    found: list[BlockFile] = []
+    first = 0
     for path in sorted(directory.glob(FILES_PATTERN)):
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            at = 0
-            while at < size:
-                file.seek(at)
-                try:
-                    length = min(block_length(file.read(16)), size - at)
-                except CorruptBlock:
-                    length = size - at
-                yield offset, path, at, length
-                offset += 1
-                at += length
+        blocks = sum(1 for _ in places_of_blocks(path))
+        if blocks:
+            found.append(BlockFile(path.name, first, blocks))
+        first += blocks
+    return found
+
+
+def places_of_blocks(path: Path) -> Iterator[tuple[int, int]]:
+    """Yield position and length of each block of a file; damage ends it, and is a block."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        at = 0
+        while at < size:
+            file.seek(at)
+            try:
+                length = min(block_length(file.read(16)), size - at)
+            except CorruptBlock:
+                length = size - at
+            yield at, length
+            at += length
+
+
+def _sum_of(files: Iterable[BlockFile]) -> int:
+    return sum(map(_hash_of, files)) % _MODULUS
+
+
+def _hash_of(file: BlockFile) -> int:
+    return int.from_bytes(hashlib.sha256(f"{file.name}\0{file.blocks}".encode()).digest())

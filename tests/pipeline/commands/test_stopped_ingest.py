@@ -19,7 +19,7 @@ from quaymaster_pipeline.usage.blocks import ReadBlock, read_block
 from quaymaster_pipeline.usage.bronze import taking
 from quaymaster_pipeline.usage.bronze.batches import take_batch
 from quaymaster_pipeline.usage.bronze.coverage import coverage_of
-from quaymaster_pipeline.usage.feed import FileFeed, FileReader, Message
+from quaymaster_pipeline.usage.feed import FileFeed, FileReader, Message, block_files
 
 
 def of_an_older_program(partition: int, offset: int, body: bytes) -> ReadBlock:
@@ -40,7 +40,9 @@ def stopped(how: str) -> Iterator[None]:
         if how == "newer":
             patched.setattr(taking, "read_block", of_an_older_program)
         else:
-            patched.setattr(FileFeed, "reader", lambda feed: Gap(feed._directory))
+            patched.setattr(
+                FileFeed, "reader", lambda feed: Gap(feed._directory, tuple(block_files(feed._directory)))
+            )
         yield
 
 

@@ -62,6 +62,12 @@ class TrimmedFeed:
     def read(self, partition: int, first: int, end: int) -> Iterator[Message]:
         return (Message(offset, self.blocks[offset]) for offset in range(first, end))
 
+    def mark(self, positions: Mapping[int, int]) -> dict[str, Any]:
+        return {}
+
+    def check_mark(self, mark: Mapping[str, Any]) -> None:
+        pass
+
     def commit(self, positions: Mapping[int, int]) -> None:
         pass
 

@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from quaymaster_pipeline.usage.backlogs import AHEAD, stops_ahead
 from quaymaster_pipeline.usage.blocks import BRONZE, DAMAGED, MEASURES, BatchFacts
@@ -25,6 +26,9 @@ from quaymaster_pipeline.usage.tasks import Workers
 from quaymaster_pipeline.warehouse.errors import CommitConflict
 from quaymaster_pipeline.warehouse.schemas import BLOCK_MARKS, BLOCKS
 from quaymaster_pipeline.warehouse.tables import NO_BATCH, Warehouse
+
+MARK: Final = "mark"
+"""In the note of bronze.blocks: by what the feed knows again that it has the blocks that were taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ def take_batch(
     `sizes` is what the last batch had, None when it is not known; `refined` the last batch that silver has.
 
     Raises:
-        FeedChanged: this is another feed.
+        FeedChanged: this is another feed, or has other blocks than it had.
         FeedIncomplete: blocks are missing.
         NewerBlocks: a newer program wrote some of them.
         CommitConflict: another process takes batches, too.
@@ -64,6 +68,7 @@ def take_batch(
     bounds = feed.bounds()
     if note and note["feed"] != feed.identity:
         raise FeedChanged(f"the tables in {warehouse.root} are of {note['feed']}, not of {feed.identity}")
+    feed.check_mark(note.get(MARK, {}))
     positions = positions_of(warehouse)
     sizes = sizes or BlockSizes()
     ranges = plan_batch(bounds, positions, sizes)
@@ -92,16 +97,15 @@ def take_batch(
     marks = answers.files(BLOCK_MARKS.name)
     headers = Counter(note.get("headers", {}))
     headers.update({measure: found[measure] for measure in MEASURES})
+    taken = positions | {partition: high for partition, (_, high) in ranges.items()}
     is_ours = table.commit(
         BRONZE,
         batch.batch_id,
         files,
         note={
             "feed": feed.identity,
-            "next": {
-                **note.get("next", {}),
-                **{str(partition): high for partition, (_, high) in ranges.items()},
-            },
+            "next": {str(partition): offset for partition, offset in taken.items()},
+            MARK: feed.mark(taken),
             PASSED: passed_over(ranges, positions, note.get(PASSED, {})),
             "taken_us": taken_us,
             "headers": dict(headers),
