@@ -10,7 +10,7 @@ import typer
 
 from quaymaster.cli.shared import options
 from quaymaster.cli.shared.connection import data_directory
-from quaymaster.cli.shared.failures import CommandRefused
+from quaymaster.cli.shared.failures import CommandRefused, WrongUsage
 from quaymaster.cli.shared.output import note, print_json, print_table
 from quaymaster_pipeline.commands.warehouse import (
     StorageOptions,
@@ -19,6 +19,7 @@ from quaymaster_pipeline.commands.warehouse import (
     need_tables_to_read,
     open_warehouse,
 )
+from quaymaster_pipeline.warehouse.times import DAY_US, HOUR_US, text_of_time, time_of_us, us_of_time
 
 if TYPE_CHECKING:
     from quaymaster_pipeline.warehouse.tables import Warehouse
@@ -41,7 +42,11 @@ class UsageOptions:
     since: Since = None
     until: Until = None
     by_day: Annotated[
-        bool, typer.Option("--by-day", help="Whole days in place of hours; these are kept for good.")
+        bool,
+        typer.Option(
+            "--by-day",
+            help="Days in place of hours; these are kept for good. --since and --until are days then.",
+        ),
     ] = False
     costs: Annotated[
         bool,
@@ -62,17 +67,19 @@ def usage(given: UsageOptions) -> None:
     need_tables_to_read()
     from quaymaster_pipeline.usage.usage import UsageLine, read_usage
     from quaymaster_pipeline.warehouse.schemas import USAGE_HOURLY
-    from quaymaster_pipeline.warehouse.times import text_of_time, time_of_us
 
+    check_account(given.account)
+    if given.by_day or given.costs:
+        first_day = _day(given.since, "--since", datetime.date.min)
+        end_day = _day(given.until, "--until", datetime.date.max)
+        tables = open_warehouse(data_directory(given.data), given.warehouse, given.storage_option)
+        _show_days(tables, given, first_day, end_day)
+        return
     first, end = (
         None if text is None else text_of_time(time_of_us(hour_us(text, name, 0)))
         for text, name in ((given.since, "--since"), (given.until, "--until"))
     )
-    check_account(given.account)
     tables = open_warehouse(data_directory(given.data), given.warehouse, given.storage_option)
-    if given.by_day or given.costs:
-        _show_days(tables, given, hour_us(given.since, "--since", 0), hour_us(given.until, "--until", -1))
-        return
     lines = read_usage(tables, account=given.account, queue=given.queue, since=first, until=end)
     asked = first if first is not None or not lines else lines[0].hour
     is_told = tell_expired_hours(tables, from_hour=asked)
@@ -89,15 +96,12 @@ def usage(given: UsageOptions) -> None:
         )
 
 
-def _show_days(tables: Warehouse, given: UsageOptions, since_us: int, until_us: int) -> None:
+def _show_days(tables: Warehouse, given: UsageOptions, first: datetime.date, end: datetime.date) -> None:
     from quaymaster_pipeline.billing.estimates import DayLine, usage_of_days
     from quaymaster_pipeline.billing.rating import REFUSED_BY_PRICES
     from quaymaster_pipeline.billing.store import BillingStore
-    from quaymaster_pipeline.warehouse.times import DAY_US, time_of_us
 
     book = BillingStore(tables).book() if given.costs else None
-    first = time_of_us(since_us).date()
-    end = datetime.date.max if until_us < 0 else time_of_us(until_us + DAY_US - 1).date()
     try:
         lines = usage_of_days(tables, first, end, account=given.account, queue=given.queue, book=book)
     except REFUSED_BY_PRICES as error:
@@ -126,8 +130,20 @@ def tell_expired_hours(tables: Warehouse, *, from_hour: str | None = None) -> bo
 
 
 def hour_us(text: str | None, name: str, absent: int) -> int:
-    """Return the hour that an option names; `absent` where it is not given."""
+    """Return the hour that an option names; `absent` where it is not given. WrongUsage for a time within an hour."""
+    return absent if text is None else _us_of(text, name, HOUR_US, "an hour such as 2026-11-22T10")
+
+
+def _day(text: str | None, name: str, absent: datetime.date) -> datetime.date:
+    """Return the day that an option names, likewise."""
     if text is None:
         return absent
-    time_of = options.parse_time(text, name, "an hour such as 2026-11-22T10")
-    return int(time_of.timestamp()) // 3600 * 3_600_000_000
+    return time_of_us(_us_of(text, name, DAY_US, "a day such as 2026-11-22 with --by-day or --costs")).date()
+
+
+def _us_of(text: str, name: str, unit_us: int, wanted: str) -> int:
+    """Return a time as a multiple of a unit: what lies within one has no sum of its own."""
+    found = us_of_time(options.parse_time(text, name, wanted))
+    if found % unit_us:
+        raise WrongUsage(f"{name} takes {wanted}, not {text!r}.")
+    return found

@@ -316,7 +316,7 @@ def test_costs_of_days_come_to_what_the_invoice_says(tmp_path: Path, run: Run) -
     lines = run("usage", "--costs", "--data", tmp_path, "--json").json
     by_day = run("usage", "--by-day", "--data", tmp_path, "--json").json
     of_two = run(
-        "usage", "--costs", "--account", TWO, "--since", "2020-02-29T05", "--data", tmp_path, "--json"
+        "usage", "--costs", "--account", TWO, "--since", "2020-02-29", "--data", tmp_path, "--json"
     ).json
 
     assert {line["currency"] for line in lines} == {"USD"}
@@ -330,6 +330,36 @@ def test_costs_of_days_come_to_what_the_invoice_says(tmp_path: Path, run: Run) -
     assert of_two == [line for line in lines if line["account"] == TWO]
     assert [{**line, "cost": None, "currency": None} for line in lines] == by_day
     assert {line["day"] for line in lines} == {"2020-02-29", "2020-03-01"} & {line["day"] for line in lines}
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (("usage", "--since", "2020-02-29T22:30"), "--since takes an hour such as 2026-11-22T10"),
+        (("usage", "--until", "2020-02-29T22:00:01"), "--until takes an hour"),
+        (("usage", "--until", "2020-02-29T22:00+00:30"), "--until takes an hour"),
+        (
+            ("usage", "--by-day", "--since", "2020-02-29T22"),
+            "--since takes a day such as 2026-11-22 with --by-day",
+        ),
+        (("usage", "--costs", "--until", "2020-02-29T23"), "--until takes a day"),
+        (("pipeline", "backfill", "--since", "2020-02-29T22:30"), "--since takes an hour"),
+    ],
+)
+def test_times_within_an_hour_or_a_day_are_refused_as_they_have_no_sums(
+    tmp_path: Path, run: Run, words: tuple[str, ...], wanted: str
+) -> None:
+    done = run(*words, "--data", tmp_path)
+
+    assert (done.code, done.out) == (2, "")
+    assert wanted in done.err
+
+
+def test_days_of_before_1970_are_no_end_of_time(tmp_path: Path, run: Run) -> None:
+    used(tmp_path)
+
+    assert run("usage", "--by-day", "--until", "1969-12-31", "--data", tmp_path).out == ""
+    assert run("usage", "--by-day", "--since", "2020-02-29", "--until", "2020-03-01", "--data", tmp_path).out
 
 
 def test_costs_are_shown_for_people_and_refused_where_there_is_no_price(tmp_path: Path, run: Run) -> None:
