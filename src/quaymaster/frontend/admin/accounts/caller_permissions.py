@@ -8,6 +8,7 @@ quaymaster:  as the admin API judges; operators as at the admin port, others as 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from quaymaster.core.access.operations import ADMIN_SERVICE, OPERATION_NAMES, Operation
@@ -19,7 +20,7 @@ from quaymaster.core.access.permissions import (
     Permission,
 )
 from quaymaster.core.access.statements import AccessRequest
-from quaymaster.core.values.errors import AccessDenied, NotYetKnown
+from quaymaster.core.values.errors import AccessDenied
 from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.core.values.queues.queue_names import split_group
 from quaymaster.frontend.access.authorization import check_identity
@@ -27,7 +28,7 @@ from quaymaster.frontend.admin.accounts.access_trial import queue_refusal
 from quaymaster.frontend.admin.admin_calls import AdminCall, AdminRoute
 from quaymaster.frontend.admin.operator_authorization import OperatorAuthorization, OwnerAuthorization
 from quaymaster.frontend.callers.request_keys import RequestKeys
-from quaymaster.net.routing.metadata_client import known
+from quaymaster.net.routing.metadata_client import when_known
 from quaymaster.protocol.admin import own as shapes
 from quaymaster.protocol.admin.operations import OPERATIONS
 
@@ -98,11 +99,7 @@ class CallerPermissions:
         return queue_refusal(call.principal, permission, queue, policy, keys, self._region)
 
     async def _queue(self, account_id: str, name: str) -> QueueDefinition | None:
-        while True:
-            try:
-                return self._find_queue(account_id, name)
-            except NotYetKnown as unknown:
-                await known(unknown)
+        return await when_known(partial(self._find_queue, account_id, name))
 
     def _check_operation(self, call: AdminCall, operation: Operation, asked: shapes.NamedPermission) -> None:
         if self._is_operator(call):
