@@ -41,6 +41,8 @@ from quaymaster.console.web.views.queue_list import QueueOrders
 from quaymaster.net.http.forwarded import HOPS_MAX, NO_PROXIES, TrustedProxies
 
 CSRF_FIELD: Final = "csrf"
+ACT: Final = "act"
+"""The field that says what a form is to do, where a page has several."""
 SESSION_ENDED: Final = frozenset(
     (
         "ExpiredToken",
@@ -325,6 +327,12 @@ def error_page(call: PageCall, status: int, title: str, text: str) -> Response:
     if status in (429, 503):
         response.headers["Retry-After"] = "1"
     return response
+
+
+def unknown_act(call: PageCall) -> Response:
+    """Return a page that says that a form asks for nothing that its page can do."""
+    text = f"This page does not know the act {call.field(ACT)!r}."
+    return error_page(call, 400, "Nothing was changed", text)
 
 
 def is_from_another_site(headers: Mapping[str, str]) -> bool:

@@ -8,7 +8,7 @@ from urllib.parse import quote
 from starlette.responses import Response
 
 from quaymaster.console.site import APIError
-from quaymaster.console.web.page_calls import Page, PageCall
+from quaymaster.console.web.page_calls import Page, PageCall, unknown_act
 from quaymaster.console.web.pages.attribute_forms import refused_field
 
 ACCOUNTS: Final = "/admin/v1/accounts"
@@ -46,6 +46,8 @@ async def act(call: PageCall) -> Response:
                 return await _list(call, {"": "That is not the id of the account. Nothing was changed."}, 422)
             await call.api.admin(call.caller, "DELETE", f"{ACCOUNTS}/{quote(account, safe='')}")
             return call.redirect("/accounts", done="account-deleted")
+        case act if act:
+            return unknown_act(call)
     body = {name: call.field(name).strip() for name in ("name", "account_id") if call.field(name).strip()}
     try:
         made = await call.api.admin(call.caller, "POST", ACCOUNTS, body=body)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from quaymaster.console.site import APIError
 from quaymaster.console.web import access
-from quaymaster.console.web.page_calls import Page, PageCall, error_page
+from quaymaster.console.web.page_calls import Page, PageCall, error_page, unknown_act
 from quaymaster.console.web.pages.attribute_forms import refused_field
 from quaymaster.console.web.pages.form_values import WrongField, number, whole_number
 
@@ -108,6 +108,8 @@ async def change_destination(call: PageCall) -> Response:
         case "secret":
             found = await call.api.admin(call.caller, "GET", f"{DESTINATIONS}/{one}/secret")
             return call.render("secret.html", name=call.field("destination"), secret=found.get("secret", "–"))
+        case act if act:
+            return unknown_act(call)
     body = {name: call.field(name).strip() for name in ("name", "kind", "target")}
     try:
         await call.api.admin(call.caller, "POST", DESTINATIONS, body=body)
@@ -163,9 +165,7 @@ async def act(call: PageCall) -> Response:
             await call.api.cloudwatch(call.caller, "DeleteAlarms", {"AlarmNames": [name]})
             return call.redirect("/alerts", done="alert-deleted")
         case _:
-            return error_page(
-                call, 400, "Nothing was changed", "The form says not what to do with the alert."
-            )
+            return unknown_act(call)
 
 
 async def show_new(call: PageCall) -> Response:

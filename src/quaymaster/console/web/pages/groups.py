@@ -7,7 +7,7 @@ from urllib.parse import quote
 from starlette.responses import Response
 
 from quaymaster.console.site import APIError, QueueNow
-from quaymaster.console.web.page_calls import Page, PageCall
+from quaymaster.console.web.page_calls import Page, PageCall, unknown_act
 from quaymaster.console.web.pages.attribute_forms import refused_field
 from quaymaster.console.web.pages.queue import PATH, find_queue, no_queue, queue_path, render_tab
 
@@ -43,6 +43,8 @@ async def act(call: PageCall) -> Response:
     queue = await find_queue(call)
     if queue is None:
         return no_queue(call)
+    if call.field("act") not in ("", "reset"):
+        return unknown_act(call)
     body = {"start": call.field("start").strip(), "account_id": queue.account}
     group = call.field("group").strip()
     path = f"{_path(queue.name)}/groups"

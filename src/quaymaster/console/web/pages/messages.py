@@ -142,9 +142,14 @@ def _numbers(call: PageCall, *names: str) -> dict[str, int]:
     return {name: whole_number(name, call.field(name)) for name in names if call.field(name).strip()}
 
 
+async def show_messages(call: PageCall) -> Response:
+    """Go to the messages: what a form led to is reloaded from the form's own address."""
+    return call.redirect(call.request.url.path.rpartition("/")[0])
+
+
 PAGES = (
     Page(f"{PATH}/messages", show),
-    Page(f"{PATH}/messages/receive", act=receive),
-    Page(f"{PATH}/messages/send", act=send),
-    Page(f"{PATH}/messages/delete", act=delete),
+    Page(f"{PATH}/messages/receive", show_messages, receive),
+    Page(f"{PATH}/messages/send", show_messages, send),
+    Page(f"{PATH}/messages/delete", show_messages, delete),
 )

@@ -8,7 +8,7 @@ from urllib.parse import quote
 from starlette.responses import Response
 
 from quaymaster.console.site import APIError, QueueNow
-from quaymaster.console.web.page_calls import Page, PageCall
+from quaymaster.console.web.page_calls import Page, PageCall, unknown_act
 from quaymaster.console.web.pages.attribute_forms import (
     PUSH_FIELDS,
     fields_of,
@@ -72,6 +72,8 @@ async def act(call: PageCall) -> Response:
             case "rotate":
                 await _operate(call, queue, "POST", "rotate")
                 return await _show(call, queue, secret=await _operate(call, queue, "GET", "secret"))
+            case act if act:
+                return unknown_act(call)
         changed = given_attributes(call.form, await attributes_of(call, queue), PUSH_FIELDS)
         if changed:
             asked = {"QueueUrl": queue_url(queue), "Attributes": changed}

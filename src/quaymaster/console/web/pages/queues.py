@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 from starlette.responses import Response
@@ -18,6 +18,8 @@ from quaymaster.console.web.pages.attribute_forms import (
 )
 from quaymaster.console.web.pages.queue import FIFO
 from quaymaster.console.web.views.queue_list import SHOWN_MAX, STEP, ListRequest, parse_list
+
+KINDS: Final = ("standard", "fifo")
 
 
 async def list_request(call: PageCall) -> tuple[ListRequest, str]:
@@ -88,7 +90,10 @@ def _new_form(call: PageCall, errors: dict[str, str], status: int) -> Response:
 async def create(call: PageCall) -> Response:
     """Make a queue."""
     name = call.field("QueueName").strip()
-    is_fifo = call.field("kind") == "fifo"
+    kind = call.field("kind") or "standard"
+    if kind not in KINDS:
+        return _new_form(call, {"": f"A queue is {' or '.join(KINDS)}, not {kind!r}."}, 422)
+    is_fifo = kind == "fifo"
     if is_fifo and name and not name.endswith(FIFO):
         name += FIFO
     attributes = {name: value for name, value in given_attributes(call.form, {}).items() if value}

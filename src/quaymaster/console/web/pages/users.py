@@ -8,7 +8,7 @@ from urllib.parse import quote
 from starlette.responses import Response
 
 from quaymaster.console.site import APIError
-from quaymaster.console.web.page_calls import Page, PageCall
+from quaymaster.console.web.page_calls import Page, PageCall, unknown_act
 from quaymaster.console.web.pages.attribute_forms import refused_field
 from quaymaster.console.web.views.policy_words import explain_policy
 
@@ -89,6 +89,8 @@ async def act(call: PageCall) -> Response:
                 return await _show(call, {"": "That is not the name of this user. Nothing was changed."}, 422)
             await call.api.admin(call.caller, "DELETE", path)
             return call.redirect("/users", done="user-deleted")
+        case _:
+            return unknown_act(call)
     return call.redirect(there, done="saved")
 
 
@@ -98,6 +100,11 @@ async def _change(call: PageCall, path: str, body: dict[str, str], there: str) -
     except APIError as error:
         return await _show(call, refused_field(error, body), 422)
     return call.redirect(there, done="saved")
+
+
+async def show_keys(call: PageCall) -> Response:
+    """Go to the page of users, which lists keys: a form that was refused is reloaded from here."""
+    return call.redirect("/users")
 
 
 async def change_key(call: PageCall) -> Response:
@@ -118,11 +125,13 @@ async def change_key(call: PageCall) -> Response:
         case "create":
             made = await call.api.admin(call.caller, "POST", KEYS, body={"name": call.field("name").strip()})
             return call.render("new_key.html", key=made, what="the account's root", back="/users")
+        case _:
+            return unknown_act(call)
     return call.redirect("/users", done="saved")
 
 
 PAGES = (
     Page("/users", show_list, create),
     Page("/users/{name}", show, act),
-    Page("/keys", act=change_key),
+    Page("/keys", show_keys, change_key),
 )
