@@ -258,7 +258,9 @@ METRICS: Final[dict[str, Declaration]] = {
         is_of_cells=True,
     ),
     # Queues
-    "quaymaster_queues": Declaration("gauge", "Queues that exist."),
+    "quaymaster_queues": Declaration(
+        "gauge", "Queues that exist. One with several partitions counts where its first open one is led."
+    ),
     "quaymaster_queue_messages": Declaration(
         "gauge",
         "Messages by state: visible, in_flight, delayed; of each queue as of its last change.",

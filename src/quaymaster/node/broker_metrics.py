@@ -70,7 +70,7 @@ def _of_queues(hosts: Iterable[ReplicaHost], led: Collection[ReplicaHost]) -> It
         while host.replica.queues.changes.settle(SETTLED_AT_A_TIME, host.clock.time_ms()):
             yield None
     queues = [host.replica.queues for host in led]
-    yield Sample("quaymaster_queues", sum(len(one.definitions) for one in queues))
+    yield Sample("quaymaster_queues", sum(one.counted_here for one in queues))
     yield Sample("quaymaster_held_groups", sum(one.held_groups for one in queues))
     yield Sample("quaymaster_claims", sum(one.open_claims for one in queues))
     yield Sample("quaymaster_outputs", sum(one.outputs_under_way for one in queues))

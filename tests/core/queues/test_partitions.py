@@ -131,6 +131,24 @@ def test_a_journal_has_the_partitions_whose_entry_names_it() -> None:
     assert_same(here, here.replayed())
 
 
+def test_a_queue_is_counted_by_one_of_its_journals() -> None:
+    alone, wide = spread(HERE), spread(THERE, HERE, queue_id=DEAD, name="wide")
+    here, there = started(alone, wide), started(wide, journal_id=THERE)
+    assert (here.states.counted_here, there.states.counted_here) == (1, 1)
+
+    began = split(alone, THERE, THERE)
+    for host in (here, there):
+        host.ask(SetQueue(began))
+    assert (here.states.counted_here, there.states.counted_here) == (1, 1)
+    for host in (here, there):
+        host.ask(SetQueue(with_children_open(began)))
+    assert (here.states.counted_here, there.states.counted_here) == (0, 2)
+
+    for host in (here, there):
+        host.ask(ForgetQueue(JOBS))
+    assert (here.states.counted_here, there.states.counted_here) == (0, 1)
+
+
 def test_a_journal_without_a_partition_of_a_queue_learns_nothing_of_it() -> None:
     host = started()
     before = host.replica.end_offset

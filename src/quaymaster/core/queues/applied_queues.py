@@ -176,6 +176,8 @@ class AppliedQueues:
         self.retry_window_ms = retry_window_ms
         self.id_limits = id_limits
         self.definitions: dict[int, QueueDefinition] = {}
+        self.counted_here = 0
+        """How many of the queues are counted here: each is in the journal of its first open partition."""
         self.partitions: dict[int, Partition] = {}
         self.unlisted: dict[int, tuple[int, ...]] = {}
         """The numbers of partitions that a newer table does not list, but that still have something, by queue id."""
@@ -699,10 +701,17 @@ class AppliedQueues:
     def _define(self, definition: QueueDefinition) -> None:
         """Have a definition as the newest of a queue."""
         queue_id = definition.queue_id
+        before = self.definitions.get(queue_id)
+        self.counted_here += self._counts(definition) - (before is not None and self._counts(before))
         self.definitions[queue_id] = definition
         self._ids_by_name[definition.account_id, definition.name] = queue_id
         if definition.group_of:
             self._group_ids.setdefault(definition.group_of, {})[queue_id] = None
+
+    def _counts(self, definition: QueueDefinition) -> bool:
+        """Return whether this is the one journal of a queue's that counts it."""
+        first = next((entry for entry in definition.partitions if entry.state == "open"), None)
+        return first is not None and first.journal_id == self.journal_id
 
     def _know(
         self,
@@ -803,6 +812,7 @@ class AppliedQueues:
             self._let_go(partition)
         self.unlisted.pop(queue_id, None)
         definition = self.definitions.pop(queue_id)
+        self.counted_here -= self._counts(definition)
         if definition.group_of:
             groups = self._group_ids[definition.group_of]
             del groups[queue_id]
