@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,3 +130,13 @@ def test_a_time_that_is_none_in_utc_is_refused_as_others(text: str) -> None:
 
 def test_a_time_of_another_zone_is_in_utc() -> None:
     assert parse_time("2026-11-22T10+02:00", "--since", "an hour").hour == 8
+
+
+def test_the_package_is_run_as_the_command(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr("sys.argv", ["quaymaster", "--version"])
+
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("quaymaster", run_name="__main__")
+
+    assert not ended.value.code
+    assert capsys.readouterr().out.startswith("quaymaster ")
