@@ -212,6 +212,25 @@ def test_alarms_are_found_by_their_metric() -> None:
     run_alerts(scenario)
 
 
+def test_a_state_is_not_set_for_a_reason_whose_data_are_no_json() -> None:
+    async def scenario(world: AlertWorld) -> None:
+        async with world.book() as book:
+            call = Caller(book)
+            await call("PutMetricAlarm", **PUT)
+            about = {"AlarmName": "orders-old", "StateValue": "ALARM", "StateReason": "x"}
+
+            for data in ("{bad", "NaN", "[" * 4_000):
+                with pytest.raises(CloudWatchError, match="StateReasonData was not valid JSON") as refused:
+                    await call("SetAlarmState", **about, StateReasonData=data)
+                assert (refused.value.code, refused.value.row.code) == ("InvalidFormatFault", "InvalidFormat")
+            assert await names(call, StateValue="ALARM") == []
+
+            await call("SetAlarmState", **about, StateReasonData="")
+            assert await names(call, StateValue="ALARM") == ["orders-old"]
+
+    run_alerts(scenario)
+
+
 def test_a_history_has_what_happened_in_its_order() -> None:
     async def scenario(world: AlertWorld) -> None:
         async with world.book() as book:

@@ -16,12 +16,15 @@ import binascii
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
+import msgspec
+
 from quaymaster.console.alerts.alert_book import AlertBook
 from quaymaster.core.alerts.alerts import Alert, PastChange, State
 from quaymaster.core.alerts.dimensions import dimensions_of, subject_of
 from quaymaster.core.alerts.messages import alert_arn
 from quaymaster.core.monitoring.queue_statistics import NAMESPACE
 from quaymaster.core.values.errors import CallerError, InvalidParameterValue, LimitExceeded, ResourceNotFound
+from quaymaster.core.values.unreadable import UNREADABLE
 from quaymaster.protocol.cloudwatch.errors import CloudWatchError
 from quaymaster.protocol.rpc.monitoring_calls import MonitoringCall
 
@@ -206,9 +209,10 @@ class CloudWatchAlarms:
 
     async def _set_state(self, call: MonitoringCall, given: Members) -> Answer:
         state = _one_of(given, "StateValue", _STATES)
-        await self._book.set_state(
-            call.account, given["AlarmName"], state, given["StateReason"], given.get("StateReasonData") or ""
-        )
+        data = given.get("StateReasonData") or ""
+        if data and not _is_json(data):
+            raise CloudWatchError("InvalidFormatFault", "StateReasonData was not valid JSON")
+        await self._book.set_state(call.account, given["AlarmName"], state, given["StateReason"], data)
         return {}
 
     async def _enable(self, call: MonitoringCall, given: Members) -> Answer:
@@ -336,3 +340,11 @@ def _read_token(token: str | None) -> str | None:
 
 def _with_token(answer: Answer, token: str | None) -> Answer:
     return answer if token is None else {**answer, "NextToken": token}
+
+
+def _is_json(text: str) -> bool:
+    try:
+        msgspec.json.decode(text)
+    except UNREADABLE:
+        return False
+    return True
