@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Final
 
 import typer
@@ -117,6 +118,8 @@ def create(
     """Make an alert, or change the one of this name. It tells when it begins and when it ends."""
     if comparison not in COMPARISONS:
         raise WrongUsage(f"--if is one of {', '.join(COMPARISONS)}.")
+    if not math.isfinite(threshold):
+        raise WrongUsage(f"--threshold is a finite number, not {threshold}.")
     if missing not in MISSING:
         raise WrongUsage(f"--missing is one of {', '.join(MISSING)}.")
     connection = find_connection(data, url)
