@@ -323,8 +323,9 @@ def entries_to_split(
     else:
         parent = _open_entry(definition, number)
     keys = parent.last_key - parent.first_key + 1
-    if not 2 <= into <= min(keys, LISTED_MAX):
-        raise InvalidParameterValue.of("Into", into, "A partition is split into 2 or more.")
+    into_max = min(keys, LISTED_MAX)
+    if not 2 <= into <= into_max:
+        raise InvalidParameterValue.of("Into", into, f"A partition is split into 2 to {into_max}.")
     if not key:
         return [parent], split_ranges(parent.first_key, parent.last_key, into)
     if into != 2 or not parent.first_key < key <= parent.last_key:
