@@ -22,6 +22,7 @@ from typing import Self
 
 import pytest
 from harness.etcd import etcd_or_skip
+from harness.forked_programs import Program, run_program, start_program
 from harness.process import ProcessFailed, free_port
 from harness.waiting import PATIENCE_S
 
@@ -30,6 +31,7 @@ from quaymaster.cli.shared.tools import find_haproxy, tools_directory
 from .support import DEPLOY, TOOLS, instructions, mounted
 
 POLL_INTERVAL_S = 0.1
+QUAYMASTER = "quaymaster"
 ANY_HOST = r"(?:0\.0\.0\.0|127\.0\.0\.1)"
 
 
@@ -69,7 +71,7 @@ class ContainersHere:
         hosts = sorted({container.host for container in containers.values()}, key=len, reverse=True)
         self._host_port = rf"(?<![\w.-])({'|'.join(map(re.escape, hosts))}):(\d+)"
         self._ports: dict[tuple[str, str], int] = {}
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._running: dict[str, Program] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -94,6 +96,11 @@ class ContainersHere:
         files = {inside: self._written(name, inside) for inside in self._containers[name].files}
         words = [files.get(word, word) for word in self._containers[name].words]
         with self._log(name).open("ab") as log:
+            if words[0] == QUAYMASTER:
+                self._running[name] = start_program(
+                    words[1:], environment=self.environment(name), out=log, directory=self.directory
+                )
+                return
             self._running[name] = subprocess.Popen(
                 [str(self._programs.get(words[0], TOOLS / words[0])), *words[1:]],
                 cwd=self.directory,
@@ -111,8 +118,11 @@ class ContainersHere:
 
     def run(self, name: str, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a command in a container, as `exec` and `run` do."""
+        words = tuple(self.here(name, word) for word in words)
+        if words[0] == QUAYMASTER:
+            return run_program(words[1:], environment=self.environment(name), directory=self.directory)
         return subprocess.run(
-            [self.here(name, word) for word in words],
+            words,
             cwd=self.directory,
             env=self.environment(name),
             capture_output=True,
