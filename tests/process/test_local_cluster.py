@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -26,7 +27,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for proce
 RESTARTS = 6
 MESSAGES = 30
 """Between them."""
-SMALL = ("--brokers", "1", "--metadata", "1", "--managers", "1", "--frontends", "1")
+ONE_OF_EACH = ("--metadata", "1", "--managers", "1", "--frontends", "1")
+"""Of what is not killed; brokers as many as there are by default."""
+SMALL = ("--brokers", "1", *ONE_OF_EACH)
 
 
 def send(client: Any, url: str, bodies: list[str]) -> None:
@@ -54,7 +57,7 @@ def leader_of_queue(status: dict[str, Any], cluster: LocalCluster) -> str:
 
 @pytest.mark.timeout(400)
 def test_a_cell_goes_on_without_the_broker_that_led_and_takes_it_back(tmp_path: Path) -> None:
-    with LocalCluster.started(tmp_path / "cluster", "--port", "0") as cluster:
+    with LocalCluster.started(tmp_path / "cluster", "--port", "0", *ONE_OF_EACH) as cluster:
         client = cluster.client()
         before = cluster.status()
         queues = [f"orders-{number}" for number in range(len(before["journals"]))]
@@ -156,21 +159,33 @@ def test_ctrl_c_stops_everything_that_up_started_and_up_goes_on_with_its_data(tm
         cluster.kill_all()
 
 
-@pytest.mark.timeout(300)
-def test_a_local_cell_is_backed_up_by_naming_its_directory(tmp_path: Path) -> None:
-    with LocalCluster.started(tmp_path / "cluster", "--port", "0", *SMALL) as cluster:
-        client = cluster.client()
-        url = client.create_queue(QueueName="orders")["QueueUrl"]
-        send(client, url, ["one", "two"])
-        done = subprocess.run(
-            [cluster.command("up")[0], "backup", "copy", "--data", str(cluster.directory), "--json"],
-            cwd=tmp_path,
-            env=environment(),
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
+@pytest.fixture(scope="module")
+def small() -> Iterator[LocalCluster]:
+    """A small cell with TLS and a console, for tests that leave it as it is but for a queue of their own."""
+    haproxy_or_skip()
+    with (
+        short_directory() as directory,
+        LocalCluster.started(
+            directory / "cluster", "--port", "0", "--tls", *SMALL, "--set", "console=on"
+        ) as cluster,
+    ):
+        yield cluster
+
+
+@pytest.mark.timeout(400)
+def test_a_local_cell_is_backed_up_by_naming_its_directory(small: LocalCluster, tmp_path: Path) -> None:
+    client = small.client()
+    url = client.create_queue(QueueName="orders")["QueueUrl"]
+    send(client, url, ["one", "two"])
+    done = subprocess.run(
+        [small.command("up")[0], "backup", "copy", "--data", str(small.directory), "--json"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
 
     assert done.returncode == 0, done.stderr
     made = json.loads(done.stdout)
@@ -181,46 +196,42 @@ def test_a_local_cell_is_backed_up_by_naming_its_directory(tmp_path: Path) -> No
 
 
 @pytest.mark.timeout(400)
-def test_a_local_cell_has_a_console_that_open_signs_in_to(tmp_path: Path) -> None:
-    with LocalCluster.started(tmp_path / "cluster", *SMALL, "--port", "0", "--set", "console=on") as cluster:
-        program = str(Path(sys.executable).parent / "quaymaster")
-        opened = subprocess.run(
-            [program, "open", "--json", "--data", str(cluster.directory)],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            env=environment(),
-            check=True,
-        )
-        page, _, token = json.loads(opened.stdout)["url"].partition("#")
+def test_a_local_cell_has_a_console_that_open_signs_in_to(small: LocalCluster) -> None:
+    program = str(Path(sys.executable).parent / "quaymaster")
+    opened = subprocess.run(
+        [program, "open", "--json", "--data", str(small.directory)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        env=environment(),
+        check=True,
+    )
+    page, _, token = json.loads(opened.stdout)["url"].partition("#")
 
-        assert page == f"{cluster.credentials['console_url']}/sign-in"
-        assert token
-        with urlopen(page, timeout=PATIENCE_S) as answer:
-            assert answer.status == 200
-        assert states(cluster.status())["console-1"] == "ready"
+    assert page == f"{small.credentials['console_url']}/sign-in"
+    assert token
+    with urlopen(page, timeout=PATIENCE_S) as answer:
+        assert answer.status == 200
+    assert states(small.status())["console-1"] == "ready"
 
 
 @pytest.mark.timeout(400)
-def test_a_cell_with_tls_serves_it_next_to_plain_http_for_clients_that_trust_its_ca() -> None:
-    haproxy_or_skip()
-    with (
-        short_directory() as directory,
-        LocalCluster.started(directory / "cluster", "--port", "0", "--tls", *SMALL) as cluster,
-    ):
-        found = cluster.credentials
-        plain = cluster.client()
-        secure = boto3.client(
-            "sqs",
-            endpoint_url=found["tls_endpoint_url"],
-            verify=found["ca_file"],
-            region_name=found["region"],
-            aws_access_key_id=found["access_key_id"],
-            aws_secret_access_key=found["secret_access_key"],
-        )
+def test_a_cell_with_tls_serves_it_next_to_plain_http_for_clients_that_trust_its_ca(
+    small: LocalCluster,
+) -> None:
+    found = small.credentials
+    plain = small.client()
+    secure = boto3.client(
+        "sqs",
+        endpoint_url=found["tls_endpoint_url"],
+        verify=found["ca_file"],
+        region_name=found["region"],
+        aws_access_key_id=found["access_key_id"],
+        aws_secret_access_key=found["secret_access_key"],
+    )
 
-        url = secure.create_queue(QueueName="jobs")["QueueUrl"]
-        secure.send_message(QueueUrl=url, MessageBody="by TLS")
+    url = secure.create_queue(QueueName="jobs")["QueueUrl"]
+    secure.send_message(QueueUrl=url, MessageBody="by TLS")
 
-        assert url.startswith(found["tls_endpoint_url"])
-        assert take_all(plain, plain.get_queue_url(QueueName="jobs")["QueueUrl"], 1) == ["by TLS"]
+    assert url.startswith(found["tls_endpoint_url"])
+    assert take_all(plain, plain.get_queue_url(QueueName="jobs")["QueueUrl"], 1) == ["by TLS"]

@@ -224,8 +224,8 @@ def ended_blocks(cluster: LocalCluster, incarnations: int) -> dict[bytes, UsageB
 
 @pytest.mark.timeout(600)
 def test_usage_is_what_was_answered_although_its_leader_and_a_front_end_are_killed(tmp_path: Path) -> None:
-    settings = ("--set", "usage_sync_ms=100")
-    with LocalCluster.started(tmp_path / "cell", "--port", "0", *settings) as cluster:
+    options = ("--metadata", "1", "--managers", "1", "--set", "usage_sync_ms=100")
+    with LocalCluster.started(tmp_path / "cell", "--port", "0", *options) as cluster:
         processes = {process["name"]: process for process in cluster.status()["processes"]}
         stays, dies = (
             Customer(f"http://{processes[name]['address']}", cluster.credentials, seed)
