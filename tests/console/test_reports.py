@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ import msgspec
 import pytest
 
 from quaymaster.console import reports
-from quaymaster.console.reports import ReportOperations, run_command, usage_rows
+from quaymaster.console.reports import CostsAreUnknown, ReportOperations, run_command, usage_rows
 from quaymaster.core.values.errors import NotNow, UnsupportedOperation
-from quaymaster.protocol.admin.reports import UsageRows
+from quaymaster.protocol.admin.reports import COSTS_UNKNOWN, UsageRows
 from quaymaster.protocol.rpc.monitoring_calls import MonitoringCall, encode_members
 
 ACCOUNT = "111111111111"
@@ -157,7 +158,7 @@ def test_what_the_command_says_of_its_failure_is_the_reason(tmp_path: Path) -> N
 def test_usage_is_shown_without_costs_where_these_cannot_be_known() -> None:
     async def run(arguments: Sequence[str]) -> Any:
         if "--costs" in arguments:
-            raise UnsupportedOperation("There is no price.")
+            raise CostsAreUnknown("There is no price.")
         assert "--by-day" in arguments
         return [line("2026-11-01", 7, cost=None)]
 
@@ -167,6 +168,45 @@ def test_usage_is_shown_without_costs_where_these_cannot_be_known() -> None:
         assert [(row["requests"], row["cost"]) for row in answer["rows"]] == [(7, None)]
         assert (answer["currency"], answer["why_no_costs"]) == (None, "There is no price.")
         msgspec.convert(answer, UsageRows, strict=True)
+
+    asyncio.run(scenario())
+
+
+def test_usage_that_cannot_be_read_is_not_read_a_second_time_without_costs() -> None:
+    ran: list[Sequence[str]] = []
+
+    async def run(arguments: Sequence[str]) -> Any:
+        ran.append(arguments)
+        raise UnsupportedOperation("The tables are too large to be read here.")
+
+    async def scenario() -> None:
+        with pytest.raises(UnsupportedOperation, match="too large"):
+            await ReportOperations(Path("/data"), run=run).handlers["GetUsage"](call("GetUsage", **DAYS))
+
+    asyncio.run(scenario())
+    assert len(ran) == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "message"),
+    [
+        ({"error": {"code": COSTS_UNKNOWN, "message": "No price."}}, CostsAreUnknown, "No price."),
+        ({"error": {"code": None, "message": "It is broken."}}, UnsupportedOperation, "It is broken."),
+        ("Killed", UnsupportedOperation, '"Killed"'),
+        (None, UnsupportedOperation, "The command that reads the tables failed."),
+    ],
+)
+def test_a_command_says_of_its_failure_what_it_is_and_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, said: Any, kind: type[Exception], message: str
+) -> None:
+    line = "" if said is None else json.dumps(said)
+    program = f"import sys; sys.stderr.write('a note\\n' * {bool(line)} + {line!r}); sys.exit(1)"
+    monkeypatch.setattr(reports, "COMMAND", ("-c", program))
+
+    async def scenario() -> None:
+        with pytest.raises(UnsupportedOperation) as refused:
+            await run_command(("usage", "--json"))
+        assert (type(refused.value), str(refused.value)) == (kind, message)
 
     asyncio.run(scenario())
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from quaymaster.core.values.errors import NotNow, UnsupportedOperation
-from quaymaster.protocol.admin.reports import EVENTS_MAX, ROWS_MAX
+from quaymaster.protocol.admin.reports import COSTS_UNKNOWN, EVENTS_MAX, ROWS_MAX
 from quaymaster.protocol.rpc.monitoring_calls import MonitoringCall
 
 WAIT_S: Final = 4.0
@@ -35,8 +35,14 @@ NOWHERE: Final = (
 BEING_READ: Final = "The tables are being read. Ask again in a moment."
 
 Run = Callable[[Sequence[str]], Awaitable[Any]]
-"""Runs a command that prints JSON, and returns that. Raises UnsupportedOperation with what it says where it fails."""
+"""Runs a command that prints JSON, and returns that.
+
+Raises UnsupportedOperation with what it says where it fails: CostsAreUnknown if only its costs cannot be told."""
 Handler = Callable[[MonitoringCall], Awaitable[Mapping[str, Any]]]
+
+
+class CostsAreUnknown(UnsupportedOperation):
+    """The tables were read, and have no price for what was used."""
 
 
 class ReportOperations:
@@ -77,8 +83,8 @@ class ReportOperations:
         why_no_costs = ""
         try:
             lines = await self._read("usage", call.account, *times, "--costs")
-        except UnsupportedOperation as error:
-            # The price book may lack a day: what was used is shown all the same, where it can be read.
+        except CostsAreUnknown as error:
+            # The price book may lack a day: what was used is shown all the same.
             lines = await self._read("usage", call.account, *times, "--by-day")
             why_no_costs = str(error)
         return {**usage_rows(lines), "why_no_costs": why_no_costs}
@@ -169,9 +175,22 @@ async def run_command(arguments: Sequence[str]) -> Any:
             process.kill()
             await process.wait()
     if process.returncode != 0:
-        lines = [line for line in said.decode(errors="replace").splitlines() if line.strip()]
-        raise UnsupportedOperation(lines[-1][:500] if lines else "The command that reads the tables failed.")
+        raise _failure_of(said.decode(errors="replace"))
     return json.loads(printed)
+
+
+def _failure_of(said: str) -> UnsupportedOperation:
+    """Return what a command says of its failure: with --json an object, in the last line."""
+    lines = [line for line in said.splitlines() if line.strip()]
+    if not lines:
+        return UnsupportedOperation("The command that reads the tables failed.")
+    try:
+        error = json.loads(lines[-1])["error"]
+        code, message = error["code"], str(error["message"])
+    except (ValueError, TypeError, KeyError):
+        code, message = None, lines[-1]
+    kind = CostsAreUnknown if code == COSTS_UNKNOWN else UnsupportedOperation
+    return kind(message[:500])
 
 
 def _event(given: Mapping[str, Any]) -> dict[str, str]:

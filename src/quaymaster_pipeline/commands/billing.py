@@ -219,7 +219,8 @@ def show_prices(
     from quaymaster_pipeline.billing.price_files import render_csv, render_toml
     from quaymaster_pipeline.billing.store import BillingStore
 
-    book = BillingStore(open_warehouse(data_directory(data), warehouse, storage_option)).book()
+    with _billing_errors():
+        book = BillingStore(open_warehouse(data_directory(data), warehouse, storage_option)).book()
     if format_ is not None:
         text = render_toml(book) if format_ is BookFormat.TOML else render_csv(book)
         print_line(text.removesuffix("\n"))
@@ -284,7 +285,8 @@ def accounts(
             found = list(admin.accounts(deleted=True))
         with _billing_errors(), store.writing():
             store.set_account_names({one["account_id"]: one["name"] for one in found}, _now())
-    names = store.account_names(_now())
+    with _billing_errors():
+        names = store.account_names(_now())
     if as_json:
         print_json([{"account_id": account_id, "name": name} for account_id, name in sorted(names.items())])
     else:

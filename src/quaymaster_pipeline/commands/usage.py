@@ -12,6 +12,7 @@ from quaymaster.cli.shared import options
 from quaymaster.cli.shared.connection import data_directory
 from quaymaster.cli.shared.failures import CommandRefused, WrongUsage
 from quaymaster.cli.shared.output import note, print_json, print_table
+from quaymaster.protocol.admin.reports import COSTS_UNKNOWN
 from quaymaster_pipeline.commands.warehouse import (
     StorageOptions,
     WarehouseURI,
@@ -99,13 +100,14 @@ def usage(given: UsageOptions) -> None:
 def _show_days(tables: Warehouse, given: UsageOptions, first: datetime.date, end: datetime.date) -> None:
     from quaymaster_pipeline.billing.estimates import DayLine, usage_of_days
     from quaymaster_pipeline.billing.rating import REFUSED_BY_PRICES
+    from quaymaster_pipeline.billing.service import StoreDamaged
     from quaymaster_pipeline.billing.store import BillingStore
 
-    book = BillingStore(tables).book() if given.costs else None
     try:
+        book = BillingStore(tables).book() if given.costs else None
         lines = usage_of_days(tables, first, end, account=given.account, queue=given.queue, book=book)
-    except REFUSED_BY_PRICES as error:
-        raise CommandRefused(f"{error}.") from None
+    except (*REFUSED_BY_PRICES, StoreDamaged) as error:
+        raise CommandRefused(f"{error}.", code=COSTS_UNKNOWN) from None
     if given.as_json:
         currency = None if book is None else book.currency
         print_json([{**line._asdict(), "currency": currency} for line in lines])

@@ -18,6 +18,7 @@ from harness.command_line import PlayedServer, Run, write_client_file
 from harness.pipeline_site import InProcess, Site, no_spark
 from harness.usage_blocks import FrontEnd
 
+from quaymaster.protocol.admin.reports import COSTS_UNKNOWN
 from quaymaster.protocol.usage.usage_blocks import Seal
 from quaymaster_pipeline.billing.periods import Month
 from quaymaster_pipeline.billing.price_files import example_book, parse_csv, parse_toml, render_toml
@@ -378,6 +379,25 @@ def test_costs_are_shown_for_people_and_refused_where_there_is_no_price(tmp_path
     assert "Nothing of what is in the tables" in none.err
     assert refused.code != 0
     assert "has no price for" in refused.err
+    assert (
+        json.loads(run("usage", "--costs", "--data", tmp_path, "--json").err)["error"]["code"]
+        == COSTS_UNKNOWN
+    )
+
+
+@pytest.mark.parametrize("words", [("usage", "--costs"), ("billing", "prices", "show")])
+def test_prices_that_were_changed_by_hand_are_refused_by_a_sentence(
+    tmp_path: Path, run: Run, words: tuple[str, ...]
+) -> None:
+    used(tmp_path)
+    (tmp_path / "prices.toml").write_text(MILLION_TIMES_DEARER)
+    assert run("billing", "prices", "set", tmp_path / "prices.toml", "--data", tmp_path).code == 0
+    DeltaTable(str(tmp_path / "warehouse/ops/price_book")).delete()
+
+    done = run(*words, "--data", tmp_path)
+
+    assert (done.code, done.out) == (1, "")
+    assert "rows of ops.price_book were changed, deleted or put in since they were set" in done.err
 
 
 def test_prices_of_a_month_with_final_invoices_stay(tmp_path: Path, run: Run) -> None:

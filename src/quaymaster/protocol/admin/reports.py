@@ -13,6 +13,8 @@ from quaymaster.protocol.admin.operation import row
 
 ROWS_MAX: Final = 1_000
 EVENTS_MAX: Final = 200
+COSTS_UNKNOWN: Final = "CostsUnknown"
+"""With this code `quaymaster usage --costs` says that there is no price: what was used is known all the same."""
 Day = Annotated[str, Meta(pattern=r"^\d{4}-\d{2}-\d{2}$", description="A day, in UTC.")]
 OptionalDay = Annotated[str, Meta(pattern=r"^(?:\d{4}-\d{2}-\d{2})?$", description="A day, in UTC.")]
 Words = Annotated[str, Meta(max_length=256, pattern=r"^[^\x00]*$")]
