@@ -20,6 +20,7 @@ from quaymaster_pipeline.billing.money import exact_sum, plain
 from quaymaster_pipeline.billing.periods import Month
 from quaymaster_pipeline.billing.prices import PriceBook
 from quaymaster_pipeline.billing.rating import USAGE, Totals, add_totals, rate_month
+from quaymaster_pipeline.warehouse.account_rows import Accounts, open_files
 from quaymaster_pipeline.warehouse.schemas import DAY_KEYS, USAGE_DAILY
 from quaymaster_pipeline.warehouse.sums import add_up
 from quaymaster_pipeline.warehouse.tables import Warehouse
@@ -61,13 +62,13 @@ def read_days(
         if first <= day < end:
             by_day[day].append(file)
     for day, files in sorted(by_day.items()):
-        parts = []
-        for file in files:
-            rows = table.read(_COLUMNS, files=[file])
-            parts.append(
-                rows if account is None else rows.filter(pc.equal(rows.column("account_id"), account))
-            )
-        yield day, add_up(pa.concat_tables(parts), DAY_KEYS, _SCHEMA)
+        if account is None:
+            rows = table.read(_COLUMNS, files=files)
+        else:
+            # Files are sorted by account: only what it may be in is read.
+            found = open_files(table.place, USAGE_DAILY, files, _COLUMNS, Accounts(wanted=(account,)))
+            rows = pa.concat_tables([_SCHEMA.empty_table(), *found.take(account)])
+        yield day, add_up(rows, DAY_KEYS, _SCHEMA)
 
 
 def usage_of_days(

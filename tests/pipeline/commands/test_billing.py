@@ -11,6 +11,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from harness.broker_counts import keep_comparison
@@ -28,6 +30,7 @@ from quaymaster_pipeline.commands import billing, spark
 from quaymaster_pipeline.jobs.close import close_days
 from quaymaster_pipeline.usage.blocks import BRONZE
 from quaymaster_pipeline.usage.feed import QUEUE_FEED
+from quaymaster_pipeline.warehouse.data_files import FileWriter
 from quaymaster_pipeline.warehouse.schemas import BLOCKS, USAGE_DAILY, USAGE_HOURLY
 from quaymaster_pipeline.warehouse.tables import Warehouse
 
@@ -398,6 +401,35 @@ def test_prices_that_were_changed_by_hand_are_refused_by_a_sentence(
 
     assert (done.code, done.out) == (1, "")
     assert "rows of ops.price_book were changed, deleted or put in since they were set" in done.err
+
+
+def test_costs_of_an_account_read_only_the_stretch_of_the_files_that_has_it(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used(tmp_path)
+    whole = run("usage", "--costs", "--data", tmp_path, "--json").json
+    table = Site(tmp_path).warehouse.table(USAGE_DAILY)
+    for file in table.files():
+        rows = table.read(USAGE_DAILY.file_schema.names, files=[file])
+        with FileWriter(table.place, USAGE_DAILY, "gold", file.partition_value) as writer:
+            for account in sorted(set(rows.column("account_id").to_pylist())):
+                writer.write(rows.filter(pc.equal(rows.column("account_id"), account)))
+                writer.end_row_group()
+            added = writer.finish()
+        assert added is not None
+        table.commit("somebody", None, [added], removes=[file])
+    read: list[int] = []
+    iter_batches = pq.ParquetFile.iter_batches
+
+    def noted(file: pq.ParquetFile, *given: Any, row_groups: list[int], **named: Any) -> Any:
+        read.append(len(row_groups))
+        return iter_batches(file, *given, row_groups=row_groups, **named)
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", noted)
+    of_two = run("usage", "--costs", "--account", TWO, "--data", tmp_path, "--json").json
+
+    assert of_two == [line for line in whole if line["account"] == TWO]
+    assert set(read) == {1}
 
 
 def test_prices_of_a_month_with_final_invoices_stay(tmp_path: Path, run: Run) -> None:
