@@ -90,9 +90,14 @@ class Cell:
         await self.coordination.compare_and_swap(key, found.revision, encode_configuration(following))
 
     async def transfer(self, old: str, new: str) -> None:
-        """Move the leadership as planned."""
+        """Move the leadership as planned; asked again while the new one is too far behind, as managers do."""
         request = TransferRequest(JOURNAL, self.brokers[new].journals[JOURNAL].member)
-        assert msgspec.msgpack.decode(await self.call(old, TRANSFER, msgspec.msgpack.encode(request)))
+        encoded = msgspec.msgpack.encode(request)
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                if msgspec.msgpack.decode(await self.call(old, TRANSFER, encoded)):
+                    break
+                await asyncio.sleep(0.01)
         await self.appoint(new)
 
     def parked(self, name: str) -> int:
