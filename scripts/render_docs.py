@@ -200,6 +200,8 @@ For load balancers and Prometheus, on the admin port:
 connections: those it has are served; else 503; with the `reason`; `notices`, if there are any, are lines for \
 operators |
 | `GET /metrics` | [metrics](metrics.md) in Prometheus's text format |
+| `GET /` | leads browsers to the [console](../guides/console.md): to `console_url`, or where a server on the same \
+machine has one; 404 where its address is not known |
 """
 
 

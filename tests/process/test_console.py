@@ -118,6 +118,10 @@ def test_a_console_is_started_again_when_it_is_killed_and_ends_with_its_server(
             link = admin.call("CreateSignInLink")["url"]
         with urlopen(link.partition("#")[0], timeout=60) as answer:
             assert answer.status == 200
+        with urlopen(f"{process.admin_url}/", timeout=60) as answer:
+            assert answer.url.partition("/sign-in")[0] == link.partition("/sign-in")[0], (
+                "led from the admin port"
+            )
         signed_in = asyncio.run(sign_in_by_sockets(process))
         assert signed_in["is_operator"]
         [second] = consoles_of(process)

@@ -132,6 +132,8 @@ class Metrics:
         """Asked for the metrics of processes that this one speaks for."""
         self.queues: QueuesText | None = None
         """Asked for the metrics of queues, one by one; None where no console is known."""
+        self.console_url = ""
+        """Where browsers find the console's pages, which show all this; "": not known."""
 
     def action(self, name: str) -> ActionMetrics:
         """Return what is counted of the action `name`. Names come from a closed set, never from a request."""

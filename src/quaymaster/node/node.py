@@ -264,6 +264,7 @@ async def _begin(stack: AsyncExitStack, settings: Settings, role: Role) -> Node:
     if settings.loop_watch_ms:
         watch.start()
     stack.callback(watch.stop)
+    metrics.console_url = settings.console_url or ""
     probes = ProbePort(metrics, health)
     stack.push_async_callback(probes.stop)
     admin = HTTPServer(

@@ -160,6 +160,7 @@ async def start_server(node: Node) -> None:
     await write_client_file(node, metadata.default_access_key, address)
     console = await prepare_console(node, sockets, address, has_workers=False, bound=bound)
     node.metrics.others = console.metrics
+    node.metrics.console_url = console_url(settings, console.address)
     if console.address is not None:
         await tell_console(node, watch, sockets)
     node.greet = partial(greet, node, address, console.address)
@@ -214,7 +215,7 @@ def greet(node: Node, address: Address, console: Address | None) -> None:
         version=__version__,
         endpoint=f"http://{reachable(address)}",
         admin=f"http://{reachable(node.admin_address)}",
-        console="none" if console is None else console_url(settings, console),
+        console=console_url(settings, console) or "none",
         data=data,
         authentication=settings.authentication,
         pid=os.getpid(),
@@ -232,6 +233,8 @@ def greet(node: Node, address: Address, console: Address | None) -> None:
             print(f"Console:  {console_url(settings, console)}", flush=True)
 
 
-def console_url(settings: Settings, address: Address) -> str:
-    """Return the URL by which browsers reach the console."""
+def console_url(settings: Settings, address: Address | None) -> str:
+    """Return the URL by which browsers reach the console; "" where there is none."""
+    if address is None:
+        return ""
     return settings.console_url or f"http://{reachable(address)}"

@@ -22,9 +22,11 @@ class Sink:
 
     def __init__(self) -> None:
         self.statuses: list[int] = []
+        self.headers: list[bytes] = []
 
     def reply(self, request: HTTPRequest, status: int, headers: bytes, body: bytes) -> None:
         self.statuses.append(status)
+        self.headers.append(headers)
 
 
 def get(path: bytes, sink: Sink, peer: str = "1.1.1.1") -> HTTPRequest:
@@ -164,3 +166,25 @@ def test_scrapes_of_queues_that_wait_are_few_and_end_with_the_port() -> None:
         assert sink.statuses == [503]
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("url", "peer", "location"),
+    [
+        ("", "127.0.0.1", None),
+        ("http://127.0.0.1:9326", "127.0.0.1", b"http://127.0.0.1:9326/"),
+        ("http://localhost:9326", "::1", b"http://localhost:9326/"),
+        ("http://127.0.0.1:9326", "10.0.0.7", None),
+        ("https://console.example/", "10.0.0.7", b"https://console.example/"),
+    ],
+)
+def test_browsers_are_led_to_the_console_where_its_address_is_good_for_them(
+    url: str, peer: str, location: bytes | None
+) -> None:
+    metrics, sink = Metrics("0"), Sink()
+    metrics.console_url = url
+
+    ProbePort(metrics, Health()).handle(get(b"/", sink, peer))
+
+    assert sink.statuses == [404 if location is None else 302]
+    assert location is None or b"Location: %s\r\n" % location in sink.headers[0]

@@ -4,15 +4,18 @@ GET /health/live     200 while the process answers
 GET /health/ready    200; 404 while the process drains or is full; else 503; and why not
 GET /metrics         Prometheus text
 GET /metrics/queues  the same of each queue, where there is a console
+GET /                to the console's pages, where this process knows their address
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import time
 from collections.abc import Mapping
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -80,12 +83,23 @@ class ProbePort:
             self._scrape(request)
         elif path == b"/metrics/queues":
             self._scrape_queues(request)
+        elif path == b"/":
+            self._lead_to_console(request)
         elif path.startswith(b"/admin/") and self._health.state == "starting":
             _respond(
                 request, 503, {"error": {"code": "ServiceUnavailable", "message": "The process is starting."}}
             )
         else:
             request.respond(404, b"Content-Type: text/plain\r\n", b"nothing is here\n")
+
+    def _lead_to_console(self, request: HTTPRequest) -> None:
+        url = self._metrics.console_url
+        # A browser of another machine would look for the console on its own.
+        if url and (not _is_loopback(urlsplit(url).hostname or "") or _is_loopback(request.peer)):
+            request.respond(302, f"Location: {url.rstrip('/')}/\r\nCache-Control: no-store\r\n".encode(), b"")
+            return
+        text = b"nothing is here: no address of a console is known, see the setting console_url\n"
+        request.respond(404, b"Content-Type: text/plain\r\n", text)
 
     def _scrape(self, request: HTTPRequest) -> None:
         waiting = self._waiting
@@ -149,3 +163,11 @@ def _readiness(health: Health, reason: str | None) -> int:
 
 def _respond(request: HTTPRequest, status: int, answer: Mapping[str, Any]) -> None:
     request.respond(status, b"Content-Type: application/json\r\n", msgspec.json.encode(answer))
+
+
+def _is_loopback(host: str) -> bool:
+    """Tell whether a name or address is of the machine that uses it."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -60,7 +60,7 @@ from quaymaster.node.journal_status import add_up_journals
 from quaymaster.node.node import Node, cannot_listen
 from quaymaster.node.operations import show_pauses
 from quaymaster.node.push_tests import push_test_of
-from quaymaster.node.server_role import greet
+from quaymaster.node.server_role import console_url, greet
 from quaymaster.node.workers.brief import WorkerBrief, metadata_address, settings_for_worker, worker_of
 from quaymaster.node.workers.crew import Crew
 from quaymaster.node.workers.cuts import WorkerJournalCut
@@ -174,6 +174,7 @@ async def start_with_workers(node: Node, count: int) -> None:
         return {**await crew.metrics(), **await console.metrics()}
 
     node.metrics.others = metrics_of_others
+    node.metrics.console_url = console_url(settings, console.address)
     node.greet = partial(greet, node, listen, console.address)
 
 
