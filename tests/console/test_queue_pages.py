@@ -470,6 +470,13 @@ def test_new_queue_of_another_account_is_asked_of_the_admin_api() -> None:
     assert client.get(f"/queues/{CUSTOMERS}/ne").status == 404
 
 
+def test_path_of_what_cannot_be_an_account_is_one_of_no_queue() -> None:
+    site = furnished_site()
+    site.api.answers["GET /admin/v1/queues"] = refuse("InvalidParameterValue", "Not an id.", "account_id")
+
+    assert browser(site, OPERATORS).get("/queues/abc/orders").status == 404
+
+
 def test_queue_that_neither_the_console_nor_the_api_knows_is_not_there() -> None:
     site = furnished_site()
     client = browser(site, OPERATORS)

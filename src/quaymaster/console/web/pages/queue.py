@@ -120,7 +120,8 @@ async def _ask_for_new(call: PageCall, account: str, name: str) -> QueueNow | No
             return msgspec.structs.replace(new, is_log=rows[0]["is_log"]) if rows else None
         attributes = await attributes_of(call, new)
     except APIError as error:
-        if error.code in NO_QUEUE:
+        # An account or name that cannot be one is a path of no queue.
+        if error.code in NO_QUEUE or error.field in ("account_id", "prefix"):
             return None
         if (
             error.status == HTTPStatus.FORBIDDEN
