@@ -347,7 +347,7 @@ def test_a_poll_whose_wait_ends_while_it_is_being_served_in_vain_ends_then(outco
 
         assert answer.outcome == ReceiveOutcome(0, [])
         await asyncio.sleep(5)
-        assert bench.broker.asked == []
+        assert [asked.command for asked in bench.broker.asked] == [Watch(QUEUE, 1, 0, 2, empty_before=1)]
 
     run(scenario())
 
@@ -732,6 +732,27 @@ def before_of(asked: Asked) -> int:
     command = asked.command
     assert isinstance(command, Watch) or (isinstance(command, Receive) and command.is_part)
     return command.empty_before
+
+
+def test_receives_that_ended_without_messages_are_told_though_no_other_command_comes() -> None:
+    async def scenario() -> None:
+        bench = Bench(HALVES)
+        for _ in range(2):
+            submitted(bench, Receive(QUEUE, -2, 1))
+        while received := bench.broker.take(Receive):
+            for asked in received:
+                asked.answer(NOTHING)
+        assert bench.broker.asked == []
+
+        await asyncio.sleep(2)
+        (told,) = bench.broker.take()
+        told.answer(QUIET)
+        await asyncio.sleep(60)
+
+        assert told.command == Watch(QUEUE, 1, 0, 2, empty_before=2)
+        assert bench.broker.asked == []
+
+    run(scenario())
 
 
 def test_receives_that_ended_without_messages_are_told_with_the_next_command_once() -> None:

@@ -20,12 +20,12 @@ from quaymaster.core.spread.receives import SpreadReceive
 from quaymaster.core.spread.sends import PeerSend, SpreadSend
 from quaymaster.core.spread.transactions import SpreadTransaction
 from quaymaster.core.values.commands.completions import Complete
-from quaymaster.core.values.commands.messages import ChangeVisibility, Delete, Elsewhere, Receive, Send
+from quaymaster.core.values.commands.messages import ChangeVisibility, Delete, Elsewhere, Receive, Send, Watch
 from quaymaster.core.values.commands.partitions import AskIds, IdsOutcome
 from quaymaster.core.values.commands.transactions import AbortTransaction, CommitTransaction, StageMessages
 from quaymaster.core.values.commands.unions import Command, Outcome
 from quaymaster.core.values.errors import CallerError, NotNow, QueueDoesNotExist
-from quaymaster.core.values.partition_tables import entry_of, is_plain
+from quaymaster.core.values.partition_tables import entry_of, is_plain, read_partitions
 from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.frontend.partitions.empty_receives import EmptyReceives
 from quaymaster.frontend.partitions.long_polls import LongPolls
@@ -68,7 +68,7 @@ class PartitionedBroker:
         self._check = check
         self._broker = broker
         self._tables = tables
-        self._empty = EmptyReceives()
+        self._empty = EmptyReceives(self._tell_empty)
         self._polls = LongPolls(broker, tables, self._empty)
         self._whole = WholeQueues(broker, tables)
         self._turn = 0
@@ -225,6 +225,15 @@ class PartitionedBroker:
         finally:
             self._refreshing.discard(definition.queue_id)
 
+    def _tell_empty(self, queue_id: int) -> None:
+        """Tell of receives that have ended without messages, where no other command does so."""
+        definition = self._tables.find(queue_id)
+        number = self._empty.take(queue_id)
+        if definition is not None:
+            oldest = read_partitions(definition)[0].number
+            watch = Watch(queue_id, oldest, 0, definition.table_version, empty_before=number)
+            self._broker.submit(watch, _ignore)
+
     # Which ids sealed partitions know: what has another one is not brought there first
 
     def _learn_ids(self, queue_id: int, number: int) -> None:
@@ -253,6 +262,10 @@ class PartitionedBroker:
         else:
             self._tables.forget_ids(queue_id, number)
             self._asked_ids.discard((queue_id, number))
+
+
+def _ignore(outcome: Outcome | Exception) -> None:
+    """It was told where it could be."""
 
 
 class _GoingOn:
