@@ -34,7 +34,8 @@ from quaymaster.cli.shared.client import AdminClient
 from quaymaster.cli.shared.connection import read_client_file
 from quaymaster.cli.shared.failures import EXIT_NO_SERVER, EXIT_REFUSED, EXIT_USAGE, NoServer, WrongUsage
 from quaymaster.cli.shared.tools import find_haproxy
-from quaymaster.node.children import console_extra
+from quaymaster.node.children import console_child, console_extra
+from quaymaster.node.workers import crew
 
 Local = Callable[..., Result]
 NAMES = ["etcd", "broker-1", "broker-2", "metadata-1", "manager-1", "frontend-1", "frontend-2"]
@@ -112,9 +113,12 @@ def test_a_server_with_workers_is_started_shown_and_stopped_without_etcd(
         assert started.code == 0, started.err
         shown = processes(run("local", "status", "--json", "--data", str(data)))
         as_a_cell = run("local", "up", "--brokers", "3", "--workers", "2", "--data", str(data))
+        restarted = run("local", "restart", "worker-1", "--data", str(data))
+        unknown = run("local", "kill", "worker-2", "--data", str(data))
         backup = run("backup", str(tmp_path / "copy"), "--data", str(data))
         with AdminClient(read_client_file(data)) as admin:
             workers = admin.call("GetStatus")["broker"]["workers"]
+        killed = run("local", "kill", "worker-1", "--json", "--data", str(data))
         stopped = run("local", "down", "--json", "--data", str(data))
     finally:
         if (data / "cluster.json").exists():
@@ -122,14 +126,26 @@ def test_a_server_with_workers_is_started_shown_and_stopped_without_etcd(
 
     console_url = started.json["console_url"]
     assert started.json == {**run("env", "--json", "--data", str(data)).json, "console_url": console_url}
+    shown.pop("console", None)  # it may just be starting
     assert {name: (each["role"], each["state"]) for name, each in shown.items()} == {
-        "server": ("server", "ready")
+        "server": ("server", "ready"),
+        "worker-0": ("worker", "ready"),
+        "worker-1": ("worker", "ready"),
     }
+    assert restarted.code == EXIT_REFUSED
+    assert "local kill worker-1" in restarted.err
+    assert killed.json == {"name": "worker-1", "pid": shown["worker-1"]["pid"], "signal": "SIGKILL"}
+    assert unknown.code == EXIT_USAGE
     assert as_a_cell.code == EXIT_USAGE
     assert "say one or the other" in as_a_cell.err
     assert backup.code == 0, backup.err
     assert [worker["worker"] for worker in workers] == [0, 1]
     assert stopped.json == {"stopped": ["server"]}
+
+
+def test_helpers_are_told_by_the_commands_that_start_them() -> None:
+    assert crew.COMMAND[-1] == local_cluster._WORKER_MODULE
+    assert console_child.COMMAND[-1] == local_cluster._CONSOLE_MODULE
 
 
 def test_people_are_told_endpoint_and_key_once(

@@ -22,6 +22,7 @@ import msgspec
 from quaymaster.broker.storage.disk import RealDisk, write_file_durably
 from quaymaster.cli.local.plan import (
     BLOCK,
+    SERVER,
     START_STAGES,
     STOP_STAGES,
     ClusterPlan,
@@ -34,6 +35,7 @@ from quaymaster.cli.local.plan import (
 from quaymaster.cli.local.ports import PortBlock
 from quaymaster.cli.local.probes import probe
 from quaymaster.cli.local.processes import (
+    children_of,
     condition,
     send,
     spawn,
@@ -53,6 +55,11 @@ STOP_GRACE_S = 20.0
 LOCK_PATIENCE_S = 5.0
 POLL_S = 0.05
 LOG_TAIL_LINES = 5
+WORKER_PREFIX = "worker-"
+HELPING_CONSOLE = "console"
+_WORKER_MODULE = "quaymaster.node.workers.worker"
+_CONSOLE_MODULE = "quaymaster.node.console.process"
+"""How the commands of `node/workers/crew` and `node/children/console_child` are told; a test keeps them so."""
 
 Progress = Callable[[str, int, int], None]
 """Told what is being done, how many steps are done, and how many there are."""
@@ -77,6 +84,32 @@ class Cluster:
         return {
             name: process for name, process in self.record.processes.items() if condition(process) != "ended"
         }
+
+    @property
+    def helpers(self) -> dict[str, ProcessId]:
+        """What a server with workers has started, and starts again when it ends: its workers and its console, by name.
+
+        Only those that run are known, and only where the kernel shows them.
+        """
+        server = self.running.get(SERVER)
+        found = {}
+        for process, command in children_of(server) if server is not None else ():
+            if _WORKER_MODULE in command:
+                found[f"{WORKER_PREFIX}{command[-1]}"] = process
+            elif _CONSOLE_MODULE in command:
+                found[HELPING_CONSOLE] = process
+        return dict(
+            sorted(found.items(), key=lambda item: (item[0] == HELPING_CONSOLE, len(item[0]), item[0]))
+        )
+
+    def running_process(self, name: str) -> ProcessId | None:
+        """Return the id of a process, None if it does not run.
+
+        Raises:
+            WrongUsage: there is none of this name.
+        """
+        helper = self.helpers.get(name)
+        return helper if helper is not None else self.process(name)[1]
 
     @property
     def missing(self) -> list[PlannedProcess]:
@@ -168,7 +201,7 @@ class Cluster:
             WrongUsage: there is none of this name.
             CommandRefused: it does not run.
         """
-        _, process = self.process(name)
+        process = self.running_process(name)
         if process is None or not send(process, number):
             raise CommandRefused(f"{name} does not run.")
         if number == _SIGKILL:

@@ -182,7 +182,7 @@ def kill(
     directory = _directory(data)
     with locked(directory):
         cluster = read_cluster(directory)
-        _, process = cluster.process(name)
+        process = cluster.running_process(name)
         cluster.signal(name, number)
     if as_json:
         print_json(
@@ -200,6 +200,10 @@ def restart(name: Name, data: Data = None, as_json: options.AsJSON = False) -> N
     directory = _directory(data)
     with locked(directory):
         cluster = read_cluster(directory)
+        if name in cluster.helpers:
+            raise CommandRefused(
+                f"The server starts {name} again when it ends: use `local kill {name}`, or `local restart server`."
+            )
         planned, _ = cluster.process(name)
         cluster.check_startable(planned)
         cluster.stop_one(name)

@@ -53,6 +53,19 @@ def condition(process: ProcessId) -> Condition:
     return "paused" if status[0] == "T" else "running"
 
 
+def children_of(process: ProcessId) -> list[tuple[ProcessId, list[str]]]:
+    """Return the processes that one has started and that run, with their commands; none where there is no /proc."""
+    found: list[tuple[ProcessId, list[str]]] = []
+    for listed in (_PROC / str(process.pid) / "task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            for pid in map(int, listed.read_text().split()):
+                child = ProcessId(pid, _started(pid) or "")
+                command = (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                if condition(child) != "ended":
+                    found.append((child, command[:-1]))
+    return found if condition(process) != "ended" else []
+
+
 def send(process: ProcessId, number: int) -> bool:
     """Signal a process; false when it has ended."""
     if hasattr(os, "pidfd_open"):

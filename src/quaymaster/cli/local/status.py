@@ -67,13 +67,17 @@ class ClusterStatus(msgspec.Struct, frozen=True):
     journals: list[LocalJournal] | None
 
 
-async def look(plan: ClusterPlan, running: Mapping[str, ProcessId]) -> ClusterStatus:
-    """Ask everybody at once."""
+async def look(
+    plan: ClusterPlan, running: Mapping[str, ProcessId], helpers: Mapping[str, ProcessId]
+) -> ClusterStatus:
+    """Ask everybody at once. `helpers`: what the only server has started; it says whether they are ready."""
     processes, journals = await asyncio.gather(
         asyncio.gather(*(_look_at_process(plan, planned, running) for planned in plan.processes)),
         look_at_journals(plan),
     )
-    return ClusterStatus(plan.endpoint_url, processes, journals)
+    server = processes[0]
+    helping = [_look_at_helper(server, name, process) for name, process in helpers.items()]
+    return ClusterStatus(plan.endpoint_url, [*processes, *helping], journals)
 
 
 async def are_journals_led(plan: ClusterPlan) -> bool:
@@ -141,6 +145,13 @@ async def _look_at_process(
             state = "ready" if is_ready else "paused" if is_paused else "not ready"
     pid = process.pid if process is not None and state != "stopped" else None
     return ProcessStatus(planned.name, planned.role, pid, planned.zone, planned.address, state)
+
+
+def _look_at_helper(server: ProcessStatus, name: str, process: ProcessId) -> ProcessStatus:
+    found = condition(process)
+    state: State = server.state if found == "running" else "paused" if found == "paused" else "stopped"
+    pid = process.pid if state != "stopped" else None
+    return ProcessStatus(name, name.partition("-")[0], pid, server.zone, "", state)
 
 
 async def _report_of(address: str) -> BrokerReport | None:

@@ -36,7 +36,7 @@ def journal_rows(found: ClusterStatus) -> list[tuple[Any, ...]]:
 
 def look_once(cluster: Cluster) -> ClusterStatus:
     """Return how a cluster is now."""
-    return asyncio.run(look(cluster.plan, cluster.running))
+    return asyncio.run(look(cluster.plan, cluster.running, cluster.helpers))
 
 
 def watch_live(directory: Path) -> None:
@@ -54,7 +54,7 @@ async def _show_live(directory: Path) -> None:
 
     with Live(auto_refresh=False) as live:
         while (cluster := read_cluster(directory)).record.processes:
-            found = await look(cluster.plan, cluster.running)
+            found = await look(cluster.plan, cluster.running, cluster.helpers)
             live.update(_render(found), refresh=True)
             await asyncio.sleep(LOOK_INTERVAL_S)
 
@@ -63,7 +63,7 @@ async def _tell_changes(directory: Path, *, quiet: bool) -> None:
     """Print a line for whatever is not as it was, for logs."""
     known: dict[str, str] = {}
     while (cluster := read_cluster(directory)).record.processes:
-        found = await look(cluster.plan, cluster.running)
+        found = await look(cluster.plan, cluster.running, cluster.helpers)
         now: dict[str, str] = {process.name: process.state for process in found.processes}
         now |= {
             f"journal {journal.journal}": f"led by {journal.leader or 'nobody'}"

@@ -169,7 +169,8 @@ class Crew:
             if not self._first_ended.done():
                 self._first_ended.set_result(brief.number)
 
-        return Child(f"worker {brief.number}", COMMAND, write, on_ended=on_ended, pass_fds=pass_fds)
+        command = (*COMMAND, str(brief.number))  # for those who look at processes; it is told by the brief
+        return Child(f"worker {brief.number}", command, write, on_ended=on_ended, pass_fds=pass_fds)
 
     async def _look_for_ever(self, worker: Worker) -> None:
         while True:
