@@ -136,6 +136,7 @@ INSERTS = [
     ("(value STRING, key STRING)", "BY NAME SELECT 'k' AS key, 'b' AS value"),
     ("(value STRING, key STRING)", "SELECT 'b', 'k'"),
 ]
+NAMED_IN_THE_VIEW = "(value STRING, attributes MAP<STRING, STRING>, delay_seconds INT)"
 
 
 @pytest.mark.parametrize(("columns", "insert"), INSERTS)
@@ -154,6 +155,19 @@ def test_rows_are_inserted_into_a_view_by_the_names_of_its_columns(
     }
 
 
+def test_delays_and_attributes_as_texts_are_inserted_into_a_view_that_names_them(
+    spark: SparkSession, fake: FakeServer
+) -> None:
+    fake.ordinary.add("bills")
+    make_view(spark, fake, NAMED_IN_THE_VIEW)
+
+    spark.sql("INSERT INTO bills (value, delay_seconds, attributes) SELECT 'b', 7, map('color', 'red')")
+
+    (entry,) = fake.sent["bills"]
+    assert (entry["MessageBody"], entry["DelaySeconds"]) == ("b", 7)
+    assert entry["MessageAttributes"] == {"color": {"DataType": "String", "StringValue": "red"}}
+
+
 @pytest.mark.parametrize(
     ("columns", "statement", "complaint"),
     [
@@ -164,6 +178,12 @@ def test_rows_are_inserted_into_a_view_by_the_names_of_its_columns(
         ),
         ("", "INSERT INTO bills (value) SELECT 'b'", 'Cannot safely cast `value` "STRING" to "BINARY"'),
         ("", "INSERT INTO bills SELECT 'b'", "INSERT_COLUMN_ARITY_MISMATCH"),
+        ("", "INSERT INTO bills (value, delay_seconds) SELECT CAST('b' AS BINARY), 7", "UNRESOLVED_COLUMN"),
+        (
+            "",
+            "INSERT INTO bills (value, attributes) SELECT CAST('b' AS BINARY), map('color', 'red')",
+            "CANNOT_SAFELY_CAST",
+        ),
         ("", "INSERT INTO bills (key) SELECT 'k'", "a row's value is null"),
         ("(value STRING, price INT)", "INSERT INTO bills SELECT 'b', 7", "column 'price' cannot be sent"),
         ("(value STRING)", "INSERT OVERWRITE bills SELECT 'b'", "cannot be overwritten"),
