@@ -385,6 +385,15 @@ def test_decisions_are_numbered_dated_and_indexed() -> None:
             assert f"\n## {part}\n" in text, f"{record.name} has no {part}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_job_for_spark_imports_the_package_so_that_its_source_is_found(page: Path) -> None:
+    """Without, a job of an environment that is not activated ends with an error that does not name the reason."""
+    blocks = re.findall(r"```python\n(.*?)```", text_of(page), re.DOTALL)
+
+    if any(re.search(r'spark\.read(Stream)?\.format\("quaymaster"\)', block) for block in blocks):
+        assert any("import pyspark_quaymaster" in block for block in blocks)
+
+
 @pytest.mark.parametrize("note", sorted((ROOT / "changes").glob("*")), ids=lambda note: note.name)
 def test_a_change_note_is_one_sentence_of_a_known_kind(note: Path) -> None:
     text = text_of(note).strip()

@@ -1,8 +1,9 @@
 """Quaymaster for Spark: log-retained and plain queues as a data source and sink, `format("quaymaster")`.
 
 Spark finds `DefaultSource` by this package's name; nothing needs to be registered. It needs the package on the driver
-and in the Python of every executor (`pip install quaymaster[spark]`). To import it before the session is made lets
-Spark use this Python for its workers, where nothing names another.
+and in the Python of every executor (`pip install quaymaster[spark]`). Import it before the session is made: that lets
+Spark use this Python for its workers, where nothing names another. Without the import Spark searches `python3` of the
+PATH, and may end with DATA_SOURCE_NOT_FOUND (`environment`).
 """
 
 from __future__ import annotations

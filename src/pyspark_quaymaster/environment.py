@@ -2,6 +2,9 @@
 
 Spark reads PYSPARK_PYTHON when it starts its JVM, and takes `python3` of the PATH where it is not set. Run as
 `/path/to/environment/bin/python job.py`, that is another Python, in which this package is not installed.
+
+A job that does not import the package gets Spark's own error, which comes from the JVM: nothing of ours has run. Only a
+`.pth` file could run before, in each start of each program of the environment; a package must not do that to others.
 """
 
 from __future__ import annotations
