@@ -48,10 +48,10 @@ from quaymaster.net.console_key import make_console_key
 from quaymaster.net.listener import bind_all
 from quaymaster.net.rpc import IncomingCall, RPCClient, RPCServer
 from quaymaster.node.cell.transport import BROKER_ROLE
+from quaymaster.node.children.child_settings import plain_values
 from quaymaster.node.children.console_child import COMMAND, ConsoleBrief
 from quaymaster.node.data.stores import SQLITE_FILE
 from quaymaster.node.edge.sockets import CONSOLE_SOCKET, SERVER_SOCKET, unix_address
-from quaymaster.node.from_settings import plain_values
 from quaymaster.protocol.rpc.broker_calls import QUEUE_METRICS
 from quaymaster.protocol.rpc.console_calls import QUEUE_METRICS as SCRAPE
 from quaymaster.protocol.rpc.console_calls import decode_queue_metrics

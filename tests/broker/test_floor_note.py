@@ -13,7 +13,8 @@ from harness.waiting import PATIENCE_S
 
 from quaymaster.broker import floor_note
 from quaymaster.broker.floor_note import FloorNote, read_floor
-from quaymaster.broker.lone_leader import JournalWentBack, LoneLeader
+from quaymaster.broker.lone_leader import LoneLeader
+from quaymaster.broker.storage.journal_state import JournalWentBack
 from quaymaster.broker.storage.segments import segment_name
 from quaymaster.coordination.cell_keys import JOURNAL_FLOORS, configuration_key
 from quaymaster.coordination.interface import Compare, CoordinationUnavailable, Put

@@ -13,8 +13,8 @@ from harness.broker_support import define, message, numbers, options, redrive_to
 from harness.waiting import PATIENCE_S
 
 from quaymaster.broker.copies.backup import OwnJournalCut, ServerCut, backup, restore
-from quaymaster.broker.lone_leader import JournalWentBack
 from quaymaster.broker.own_journals import OwnJournals, list_journals
+from quaymaster.broker.storage.journal_state import JournalWentBack
 from quaymaster.coordination.cell_keys import configuration_key, encode_configuration
 from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.stores.memory import MemoryCoordination

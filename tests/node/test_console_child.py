@@ -17,6 +17,7 @@ from quaymaster.net.http.server import HTTPServer, one_by_one
 from quaymaster.net.rpc import RPCServer
 from quaymaster.node import server_role
 from quaymaster.node.children import console_child, console_extra
+from quaymaster.node.children.child_settings import plain_values
 from quaymaster.node.children.console_child import (
     ConsoleBrief,
     ServerConsole,
@@ -25,7 +26,6 @@ from quaymaster.node.children.console_child import (
     settings_of,
 )
 from quaymaster.node.file_limit import admin_limits
-from quaymaster.node.from_settings import plain_values
 from quaymaster.node.node import Node
 from quaymaster.settings import Address, Settings
 

@@ -29,7 +29,7 @@ import quaymaster.core.structures.ids.recent_ids as recent_ids
 import quaymaster.core.structures.orders.fifo_order as fifo_order
 import quaymaster.core.structures.orders.index as index
 import quaymaster.core.structures.orders.standard_order as standard_order
-from quaymaster.broker.lone_leader import JournalWentBack, LoneLeader, NotActivated
+from quaymaster.broker.lone_leader import LoneLeader
 from quaymaster.broker.replica.journal_service import JournalOptions
 from quaymaster.broker.replica.maintenance import compaction, expiry
 from quaymaster.broker.replica.moves import message_moves
@@ -37,7 +37,7 @@ from quaymaster.broker.replica.records.recovery import INDEX_NAME, recover
 from quaymaster.broker.storage import snapshots
 from quaymaster.broker.storage.disk import Disk
 from quaymaster.broker.storage.journal_files import JournalFiles
-from quaymaster.broker.storage.journal_state import JournalCorrupt
+from quaymaster.broker.storage.journal_state import JournalCorrupt, JournalWentBack, NotActivated
 from quaymaster.broker.storage.snapshots import SnapshotsDamaged
 from quaymaster.broker.storage.space import JournalLimits
 from quaymaster.coordination.stores.memory import MemoryCoordination

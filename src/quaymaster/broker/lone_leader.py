@@ -22,7 +22,13 @@ from quaymaster.broker.replica.journal_service import (
 )
 from quaymaster.broker.replica.replica import ReplicaHost
 from quaymaster.broker.storage.disk import Disk
-from quaymaster.broker.storage.journal_state import STATE_NAME, JournalEndsEarly, read_state
+from quaymaster.broker.storage.journal_state import (
+    STATE_NAME,
+    JournalEndsEarly,
+    JournalWentBack,
+    NotActivated,
+    read_state,
+)
 from quaymaster.coordination.cell_keys import configuration_key, decode_configuration, encode_configuration
 from quaymaster.coordination.interface import Coordination, OutcomeUnknown, RevisionMismatch
 from quaymaster.coordination.store_mark import DECIDE
@@ -37,14 +43,6 @@ BROKER_NAME = "broker-{}"
 """A broker of its own leads each journal of a server: which process that is may change at each start."""
 
 log = logging.getLogger(__name__)
-
-
-class NotActivated(Exception):
-    """The journal was recovered, but could not begin to serve; the message says why."""
-
-
-class JournalWentBack(Exception):
-    """The journal is missing, or it and the metadata are not of one moment; nothing was changed."""
 
 
 class LoneLeader:

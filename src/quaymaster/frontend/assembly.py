@@ -48,7 +48,8 @@ from quaymaster.frontend.partitions.partitioned_broker import PartitionedBroker
 from quaymaster.frontend.partitions.tables import PartitionTables
 from quaymaster.frontend.server import FrontEnd, TaskBudget
 from quaymaster.frontend.usage.recorder import UsageRecorder
-from quaymaster.frontend.usage.usage_feed import PipelineAccounts, UsageFeed, spool_directory
+from quaymaster.frontend.usage.spool_head import spool_directory
+from quaymaster.frontend.usage.usage_feed import PipelineAccounts, UsageFeed
 from quaymaster.frontend.usage.usage_shipper import UsageShipper
 from quaymaster.frontend.usage.usage_spool import UsageSpool
 from quaymaster.messaging.encryption import MessageCipher

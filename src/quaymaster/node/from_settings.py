@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from pydantic import SecretStr
+from typing import TYPE_CHECKING
 
 from quaymaster.broker.own_journals import FIRST_JOURNAL
 from quaymaster.broker.replica.clock import wall_ms
@@ -25,7 +23,6 @@ from quaymaster.metadata.kms.key_service import KeyService
 from quaymaster.metadata.kms.vault import Vault, VaultKeyProvider, VaultKeys, VaultSettings
 from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.store.quotas import Quotas
-from quaymaster.net.rpc import RPCLimits
 from quaymaster.node.data.stores import JOURNALS_DIRECTORY
 from quaymaster.settings import Settings
 
@@ -36,11 +33,6 @@ COMMIT_BYTES_MAX = 4 << 20
 """Most bytes that one write and fsync take together."""
 SEGMENT_BYTES_LEAST = 2 << 20
 """On a small disk segments are at most a sixteenth of it, but not smaller than this."""
-
-
-def rpc_limits(settings: Settings) -> RPCLimits:
-    """Return the bounds of connections from other processes."""
-    return RPCLimits(slow_ms=settings.slow_request_ms or float("inf"))
 
 
 def journal_options(settings: Settings, data: Path) -> JournalOptions:
@@ -166,14 +158,3 @@ def _client(ca_file: Path | None) -> OutboundClient:
     from quaymaster.net.outbound.client import OutboundClient  # no process without a KMS waits for it
 
     return OutboundClient(rules=None, ca_file=ca_file)
-
-
-def plain_values(settings: Settings) -> dict[str, Any]:
-    """Return all settings as plain values, secrets among them: for a process that this one starts."""
-    return {name: _plain(getattr(settings, name)) for name in type(settings).model_fields}
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, SecretStr):
-        return value.get_secret_value()
-    return str(value) if isinstance(value, Path) else value

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from quaymaster import __version__
 from quaymaster.broker.cell.broker_name import NameTaken
-from quaymaster.broker.lone_leader import JournalWentBack, NotActivated
 from quaymaster.broker.storage.disk import DirectoryInUse
-from quaymaster.broker.storage.journal_state import JournalCorrupt
+from quaymaster.broker.storage.journal_state import JournalCorrupt, JournalWentBack, NotActivated
 from quaymaster.broker.storage.snapshots import SnapshotsDamaged
 from quaymaster.coordination.interface import StoreUnusable
 from quaymaster.core.values.errors import NotNow

@@ -41,6 +41,7 @@ from quaymaster.node.cell.transport import (
     METADATA_ROLE,
     PUSH_ROLE,
     Transport,
+    rpc_limits,
 )
 from quaymaster.node.consoles import consoles_of_cell
 from quaymaster.node.data.stores import declaring
@@ -54,7 +55,7 @@ from quaymaster.node.edge.front_end_role import (
     write_client_file,
 )
 from quaymaster.node.edge.front_ends_behind import FrontEndsBehind
-from quaymaster.node.from_settings import journal_options, key_provider, rpc_limits
+from quaymaster.node.from_settings import journal_options, key_provider
 from quaymaster.node.node import Node, Role, run_node
 from quaymaster.node.operations import FrontEndOperations
 from quaymaster.node.push_role import start_engine

@@ -34,7 +34,7 @@ from quaymaster.metadata.store.rows import QueueRows
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.routing.queue_metrics_client import OneLeader
 from quaymaster.net.rpc import RPCServer
-from quaymaster.node.cell.transport import BROKER_ROLE
+from quaymaster.node.cell.transport import BROKER_ROLE, rpc_limits
 from quaymaster.node.children.console_child import choose_console_port, prepare_console
 from quaymaster.node.consoles import console_of_server
 from quaymaster.node.data.settling import is_to_settle, settle
@@ -57,13 +57,7 @@ from quaymaster.node.edge.sockets import (
     make_sockets,
     unix_address,
 )
-from quaymaster.node.from_settings import (
-    journal_options,
-    key_provider,
-    key_services,
-    metadata_options,
-    rpc_limits,
-)
+from quaymaster.node.from_settings import journal_options, key_provider, key_services, metadata_options
 from quaymaster.node.journal_status import show_journals
 from quaymaster.node.node import Node
 from quaymaster.node.operations import ServerOperations

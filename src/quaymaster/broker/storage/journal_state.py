@@ -35,6 +35,14 @@ class JournalEndsEarly(Exception):
     """Records are missing that were durable, as somebody else than the journal noted; the message says which."""
 
 
+class NotActivated(Exception):
+    """The journal was recovered, but could not begin to serve; the message says why."""
+
+
+class JournalWentBack(Exception):
+    """The journal is missing, or it and the metadata are not of one moment; nothing was changed."""
+
+
 class JournalClosed(Exception):
     """An earlier write or fsync failed, or the journal was closed; nothing more is written."""
 

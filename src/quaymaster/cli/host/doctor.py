@@ -31,9 +31,8 @@ from quaymaster.cli.shared.failures import NoServer
 from quaymaster.cli.shared.output import bytes_as_text
 from quaymaster.coordination.interface import StoreUnusable
 from quaymaster.core.values.errors import NotNow
-from quaymaster.frontend.usage.spool_head import SpoolUnusable
+from quaymaster.frontend.usage.spool_head import SpoolUnusable, spool_directory
 from quaymaster.frontend.usage.usage_check import examine_spool
-from quaymaster.frontend.usage.usage_feed import spool_directory
 from quaymaster.node.data.data_directory import worker_directory, workers_of
 from quaymaster.node.data.stores import MARK_KEY, open_etcd
 from quaymaster.node.file_limit import files_needed

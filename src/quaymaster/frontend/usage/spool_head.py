@@ -6,6 +6,7 @@ To change it: append fields with defaults to `SpoolFileHead`, or raise SPOOL_FIL
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -80,3 +81,8 @@ def decode_file_head(data: bytes) -> SpoolFileHead:
         return _heads.decode(body)
     except msgspec.MsgspecError as error:
         raise CorruptBlock(f"a spool file's head cannot be read: {error}") from None
+
+
+def spool_directory(data: Path) -> Path:
+    """Return where a data directory's spool is."""
+    return data / "usage"

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from typing import Final, ParamSpec, Protocol, TypeVar
 
 from quaymaster.coordination.interface import Coordination, RevisionMismatch
@@ -452,8 +451,3 @@ async def set_up_pipeline(
             pause_s = min(RETRY_MAX_S, pause_s * 2)
         else:
             return
-
-
-def spool_directory(data: Path) -> Path:
-    """Return where a data directory's spool is."""
-    return data / "usage"

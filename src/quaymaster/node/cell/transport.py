@@ -10,9 +10,8 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack
 from functools import cached_property
 
-from quaymaster.net.rpc import CheckPeer, IncomingCall, RPCClient, RPCMetrics, RPCServer
+from quaymaster.net.rpc import CheckPeer, IncomingCall, RPCClient, RPCLimits, RPCMetrics, RPCServer
 from quaymaster.net.tls import TransportSecurity, security_for
-from quaymaster.node.from_settings import rpc_limits
 from quaymaster.protocol.rpc.frames import Hello
 from quaymaster.settings import Address, Settings
 
@@ -24,6 +23,11 @@ CONSOLE_ROLE = "console"
 PUSH_ROLE = "push"
 OPERATOR_ROLE = "operator"
 DRAIN_MS = 1_000
+
+
+def rpc_limits(settings: Settings) -> RPCLimits:
+    """Return the bounds of connections from other processes."""
+    return RPCLimits(slow_ms=settings.slow_request_ms or float("inf"))
 
 
 class Transport:

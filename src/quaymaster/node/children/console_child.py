@@ -27,11 +27,11 @@ from quaymaster.net.listener import bind_all
 from quaymaster.net.rpc import RPCClient
 from quaymaster.node.cell.transport import CONSOLE_ROLE, FRONT_END_ROLE, Transport
 from quaymaster.node.children.child import Child, read_first_line
+from quaymaster.node.children.child_settings import plain_values
 from quaymaster.node.children.console_extra import INSTALL, missing_for_console
 from quaymaster.node.children.lifeline import HURRY
 from quaymaster.node.edge.edge_listener import listen_for_console
 from quaymaster.node.edge.sockets import ADMIN_SOCKET, CONSOLE_SOCKET, unix_address
-from quaymaster.node.from_settings import plain_values
 from quaymaster.node.node import Node
 from quaymaster.protocol.rpc.console_calls import METRICS, QUEUE_METRICS, decode_queue_metrics
 from quaymaster.settings import Address, Settings

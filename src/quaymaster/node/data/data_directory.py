@@ -26,7 +26,7 @@ from quaymaster.coordination.store_mark import DECIDE, MARK_FILE
 from quaymaster.coordination.store_witness import WITNESS_FILE
 from quaymaster.core.values.formats import FORMAT_MAX
 from quaymaster.frontend.usage.front_end_name import FRONT_END_FILE
-from quaymaster.frontend.usage.usage_feed import spool_directory
+from quaymaster.frontend.usage.spool_head import spool_directory
 from quaymaster.monitoring.logs import log_event
 from quaymaster.node.data.client_file import CLIENT_FILE
 from quaymaster.node.data.settling import is_to_settle

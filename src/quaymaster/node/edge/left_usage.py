@@ -20,8 +20,7 @@ from quaymaster.broker.storage.disk import DirectoryInUse, RealDisk, write_file_
 from quaymaster.coordination.left_acts import LeftActs
 from quaymaster.core.values.errors import NotNow
 from quaymaster.frontend.assembly import make_usage_feed, make_usage_shipper
-from quaymaster.frontend.usage.spool_head import SpoolUnusable
-from quaymaster.frontend.usage.usage_feed import spool_directory
+from quaymaster.frontend.usage.spool_head import SpoolUnusable, spool_directory
 from quaymaster.monitoring.logs import log_event
 from quaymaster.node.data.data_directory import (
     DataDirectoryUnusable,

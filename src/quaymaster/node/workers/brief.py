@@ -13,8 +13,8 @@ import msgspec
 
 from quaymaster.frontend.logs.opening_pool import usable_cores
 from quaymaster.node.children.child import read_first_line
+from quaymaster.node.children.child_settings import plain_values
 from quaymaster.node.edge.left_usage import worker_name
-from quaymaster.node.from_settings import plain_values
 from quaymaster.settings import UNIX_PREFIX, Address, Settings
 
 LINE_BYTES_MAX: Final = 60_000

@@ -40,7 +40,7 @@ from quaymaster.net.routing.queue_metrics_client import AllLeaders
 from quaymaster.net.rpc import IncomingCall, OnReply, RPCClient, RPCServer
 from quaymaster.node.cell.broker_routing import route_to_brokers
 from quaymaster.node.cell.metadata_roles import start_remote_metadata
-from quaymaster.node.cell.transport import BROKER_ROLE, DRAIN_MS, FRONT_END_ROLE, Transport
+from quaymaster.node.cell.transport import BROKER_ROLE, DRAIN_MS, FRONT_END_ROLE, Transport, rpc_limits
 from quaymaster.node.children.lifeline import Lifeline
 from quaymaster.node.consoles import console_of_server
 from quaymaster.node.data.data_directory import DirectoryLock, lock_data_directory, worker_directory
@@ -50,7 +50,7 @@ from quaymaster.node.edge.front_end_role import Behind, Shared, serve_sqs, start
 from quaymaster.node.edge.front_ends_behind import FrontEndsBehind
 from quaymaster.node.edge.left_usage import note_in_use
 from quaymaster.node.edge.sockets import SQS_SOCKET
-from quaymaster.node.from_settings import journal_options, key_provider, rpc_limits
+from quaymaster.node.from_settings import journal_options, key_provider
 from quaymaster.node.journal_status import show_journals
 from quaymaster.node.node import Node, Role
 from quaymaster.node.push_role import start_engine
