@@ -501,7 +501,9 @@ def test_groups_that_a_parent_may_have_do_not_count_to_a_watch() -> None:
     host.ask(SetQueue(moved(fifo())))
     host.ask(Send(JOBS, 1, [message(2, group=1)]))
 
-    assert host.ask(Watch(JOBS, 1, 0)) == WatchOutcome(False)
+    outcome = host.ask(Watch(JOBS, 1, 0))
+    assert isinstance(outcome, TakenOutcome)
+    assert outcome.is_held
     assert host.states.asking == {JOBS << 16 | 1}
 
 
