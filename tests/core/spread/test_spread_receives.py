@@ -102,6 +102,21 @@ def test_partitions_without_a_leader_are_waited_for_when_no_other_has_messages()
     assert (spread.result.partition, set(spread.unknown)) == (2, {2})
 
 
+@pytest.mark.parametrize(
+    ("error", "told"), [(Unreachable(), [3, 3]), (NotLeader(), [3, 3]), (NotNow(), [3, 0])]
+)
+def test_what_a_partition_that_was_not_reached_was_to_hear_of_is_told_to_another(
+    error: NotNow, told: list[int]
+) -> None:
+    table = queue(entry(1), entry(2))
+    spread = SpreadReceive(table, receive(), 0, empty_before=3)
+
+    (first,) = spread.begin()
+    (second,) = spread.on_outcome(first, error, table)
+
+    assert [part.command.empty_before for part in (first, second)] == told  # type: ignore[union-attr]
+
+
 def test_one_request_waits_in_vain_once() -> None:
     table = queue(entry(1), entry(2), entry(3))
     spread = SpreadReceive(table, receive(), 0)

@@ -27,10 +27,12 @@ from quaymaster.core.values.errors import (
     ConnectionLost,
     InvalidParameterValue,
     JournalStopped,
+    NotLeader,
     NotNow,
     OverLimit,
     StaleEpoch,
     Timeout,
+    Unreachable,
 )
 from quaymaster.core.values.partition_tables import entry_of, is_read, read_partitions
 from quaymaster.core.values.queues.queue_definitions import QueueDefinition
@@ -102,6 +104,8 @@ class SpreadReceive:
             self.unknown.pop(part.number, None)
         elif isinstance(outcome, NotNow):
             self.unknown[part.number] = outcome
+            if isinstance(outcome, NotLeader | Unreachable):  # it heard of nothing: another one does
+                self._empty_before += part.command.empty_before  # type: ignore[union-attr]  # as above
             self._waits = self._waits and _is_brief(part)
             if is_attempt or may_have_lost(
                 self._command, outcome
