@@ -68,15 +68,20 @@ def test_contexts_are_as_before_once_the_block_has_ended(
 
 
 @pytest.mark.parametrize(
-    "module", ["quaymaster.coordination.stores.etcd_gateway", "quaymaster.net.outbound.client"]
+    ("module", "made"),
+    [
+        ("quaymaster.coordination.stores.etcd_gateway", ""),
+        ("quaymaster.net.outbound.client", ".OutboundClient(rules=None)"),
+    ],
 )
-def test_processes_start_without_reading_the_systems_authorities(module: str) -> None:
+def test_processes_start_without_reading_the_systems_authorities(module: str, made: str) -> None:
     reading = (
         "import ssl, sys\n"
         "def read(context): raise AssertionError('read')\n"
         "ssl.SSLContext.set_default_verify_paths = read\n"
         f"import {module}\n"
         "assert 'aiohttp' in sys.modules\n"
+        f"{module}{made}\n"
     )
 
     subprocess.run([sys.executable, "-c", reading], check=True)

@@ -71,7 +71,8 @@ class OutboundClient:
         resolver: AbstractResolver | None = None,
     ) -> None:
         self._rules = rules
-        self._tls = ssl.create_default_context(cafile=ca_file)
+        with reading_authorities_later():
+            self._tls = ssl.create_default_context(cafile=ca_file)
         self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
         self._concurrency_max = concurrency_max
         self._turns = asyncio.Semaphore(concurrency_max)
