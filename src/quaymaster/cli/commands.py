@@ -67,6 +67,11 @@ COMMANDS: Final[Mapping[str, str]] = {
 """Each command, or group of commands, in the order of the help: MODULE:NAME of a function, or of a group."""
 
 
+_made: Final[dict[tuple[str, Any], Any]] = {}
+"""Commands by name, and by the function or group that each is made of: a process that runs many command lines, as
+tests do, makes each command once."""
+
+
 class LazyGroup(TyperGroup):
     """The `quaymaster` command. `commands` has those that were imported so far."""
 
@@ -81,9 +86,16 @@ class LazyGroup(TyperGroup):
             if place is None:
                 self.import_all()  # so that what is said of a wrong name has the right one
                 return None
-            command = self.commands[cmd_name] = _import_command(cmd_name, place)
-            _prepare(command, next(one for one in self.params if one.name == "profile"))
+            self.commands[cmd_name] = self._command(cmd_name, place)
         return self.commands[cmd_name]
+
+    def _command(self, name: str, place: str) -> Any:
+        module, _, attribute = place.partition(":")
+        found = getattr(import_module(module), attribute)
+        if (name, found) not in _made:
+            command = _made[name, found] = _command_of(name, found)
+            _prepare(command, next(one for one in self.params if one.name == "profile"))
+        return _made[name, found]
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the options before the name of a command."""
@@ -174,9 +186,7 @@ def _quick(parameter: Any) -> Any:
     return parameter
 
 
-def _import_command(name: str, place: str) -> Any:
-    module, _, attribute = place.partition(":")
-    found = getattr(import_module(module), attribute)
+def _command_of(name: str, found: Any) -> Any:
     if isinstance(found, typer.Typer):
         group = typer.main.get_group(found)
         group.name = name
