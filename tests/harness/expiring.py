@@ -55,6 +55,7 @@ MONTHS_LATER = datetime.datetime(2029, 1, 2, 6, tzinfo=datetime.UTC)
 """Then November 2026 is older than 25 whole months."""
 
 
+@built_once
 def used_in_two_months(directory: Path) -> tuple[Site, FrontEnd, FrontEnd]:
     """Return a site with two front ends from the 22nd of November to the 2nd of December, closed up to the day before.
 

@@ -211,7 +211,7 @@ def test_hours_of_a_day_that_is_over_are_one_file_unless_they_are_large(
 
 
 @pytest.mark.slow
-def test_files_stay_few_over_200_batches_and_none_is_rewritten_more_than_twice(
+def test_files_stay_few_over_100_batches_and_none_is_rewritten_more_than_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warehouse = Warehouse(tmp_path)
@@ -224,22 +224,22 @@ def test_files_stay_few_over_200_batches_and_none_is_rewritten_more_than_twice(
         return commit(table, app, batch_id, adds, **named)
 
     monkeypatch.setattr(Table, "commit", counted)
-    for batch_id in range(200):
-        now = NOON + batch_id * datetime.timedelta(minutes=3)  # 20 batches an hour, of two tasks: ten hours
+    for batch_id in range(100):
+        now = NOON + batch_id * datetime.timedelta(minutes=3)  # 20 batches an hour, of two tasks: five hours
         hour = (now - NOON) // HOUR
         task = partial_rows(batch_id, (hour, 1, 3), (hour, 2, 4))
         append(warehouse, batch_id, task, task)
         merge_sums(InProcess(), warehouse, now)
         live.append(len(warehouse.table(USAGE_HOURLY).files()))
-    merge_sums(InProcess(), warehouse, NOON + 11 * HOUR)
+    merge_sums(InProcess(), warehouse, NOON + 6 * HOUR)
 
     # Two open hours of at most 31 partial files and one merged one, and a file for each hour that is over.
-    assert max(live) <= 10 + 2 * 32
-    assert files_of(warehouse) == {f"{12 + hour} final": 1 for hour in range(10)}
+    assert max(live) <= 5 + 2 * 32
+    assert files_of(warehouse) == {f"{12 + hour} final": 1 for hour in range(5)}
     assert max(rewritten.values()) == 2
     merge_sums(InProcess(), warehouse, NEXT_DAY)
     assert files_of(warehouse) == {"12 day": 1}
-    assert sum(hours_in(warehouse).column("requests").to_pylist()) == 200 * 2 * (3 + 4)
+    assert sum(hours_in(warehouse).column("requests").to_pylist()) == 100 * 2 * (3 + 4)
 
 
 def test_a_round_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
