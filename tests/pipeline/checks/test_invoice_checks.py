@@ -1,4 +1,4 @@
-"""What somebody changes by hand in the tables of billing is refused where it would be shown, and named by `verify`."""
+"""What is changed by hand in the tables of billing is refused where it would be shown, and named by `verify`."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def test_the_account_whose_final_invoice_was_deleted_is_named_by_its_lines(tmp_p
 def test_charges_that_agree_with_their_invoice_are_rated_again_from_closed_days(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever changes lines, sums and digest together is found by what the closed days come to."""
+    """Lines, sums and digest that are changed together are found by what the closed days come to."""
     bills = issued(tmp_path)
     monkeypatch.setattr(store, "refuse_other_prices", lambda *_: None)
 
