@@ -80,15 +80,18 @@ class HistorySeries:
 
     async def points(self, asked: Sequence[PointsAsked]) -> Sequence[Sequence[float | None]]:
         """See `AlertSeries`."""
-        ids = [self._id_of(one) for one in asked]
+        found = [
+            (one, Span(one.end_s - one.count * one.period_s, one.end_s, one.period_s), self._id_of(one))
+            for one in asked
+        ]
         wanted: dict[Span, _Wanted] = {}  # several alerts may watch one queue
-        for one, queue_id in zip(asked, ids, strict=True):
+        for one, span, queue_id in found:
             if queue_id is not None:
-                wanted.setdefault(_span_of(one), _Wanted()).add(one, queue_id)
+                wanted.setdefault(span, _Wanted()).add(one, queue_id)
         read = {span: await self._read(span, of_span) for span, of_span in wanted.items()}
         return [
-            _points(one, () if queue_id is None else read[_span_of(one)].get(queue_id, ()))
-            for one, queue_id in zip(asked, ids, strict=True)
+            _points(one, span, () if queue_id is None else read[span].get(queue_id, ()))
+            for one, span, queue_id in found
         ]
 
     def _id_of(self, one: PointsAsked) -> int | None:
@@ -118,12 +121,8 @@ class _Wanted:
             self.values.add(metric.samples)
 
 
-def _span_of(one: PointsAsked) -> Span:
-    return Span(one.end_s - one.count * one.period_s, one.end_s, one.period_s)
-
-
-def _points(one: PointsAsked, kept: Sequence[Kept]) -> list[float | None]:
-    span, metric = _span_of(one), METRICS[one.metric]
+def _points(one: PointsAsked, span: Span, kept: Sequence[Kept]) -> list[float | None]:
+    metric = METRICS[one.metric]
     points: list[float | None] = [None] * one.count
     for at_s, of_period in by_period(span, kept):
         points[(at_s - span.start_s) // one.period_s] = evaluate(metric, one.statistic, of_period)
