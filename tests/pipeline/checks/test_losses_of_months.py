@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from harness.broker_counts import Cluster, done_until, time_of
 
 from quaymaster_pipeline.checks.brokers import loss_table
@@ -16,6 +18,7 @@ from quaymaster_pipeline.checks.brokers.loss_table import (
     losses_of_month,
     why_losses_stop,
 )
+from quaymaster_pipeline.warehouse.schemas import LOSSES
 
 NOVEMBER, DECEMBER = datetime.date(2026, 11, 1), datetime.date(2026, 12, 1)
 
@@ -86,3 +89,47 @@ def test_what_an_operator_accepts_as_missing_is_booked_as_that_and_not_of_the_mo
     assert cluster.losses() == [(101, "sends", "accepted", 40)]
     assert losses_of_month(cluster.site.warehouse, NOVEMBER, DECEMBER).booked == 0
     assert cluster.check() == (0, 1)
+
+
+def test_losses_that_are_deleted_and_acceptances_that_are_put_in_by_hand_let_no_invoice_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loss_table, "LOSSES_FREE", 50)
+    cluster = Cluster(tmp_path)
+    cluster.check()
+    lose(cluster, 60)
+    table = cluster.site.warehouse.table(LOSSES)
+    row = dict.fromkeys(LOSSES.schema.names) | {"messages": 99, "cause": loss_table.MONTH, "month": "2026-11"}
+    put_in = pa.Table.from_pylist([row], schema=LOSSES.schema)
+
+    def reason() -> str | None:
+        losses = losses_of_month(cluster.site.warehouse, NOVEMBER, DECEMBER)
+        return why_losses_stop("2026-11", losses)
+
+    table.commit("somebody", None, table.write("put-in", put_in))
+    with_an_acceptance = reason()
+    DeltaTable(table.place.uri).delete()
+    without_losses = reason()
+    accept_losses(cluster.site.warehouse, NOVEMBER, DECEMBER, time_of(cluster.time_us))
+
+    assert "60 messages of 2026-11 were lost" in str(with_an_acceptance)
+    assert without_losses == with_an_acceptance
+    assert reason() is None
+
+
+def test_acceptances_of_earlier_programs_count_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_table, "LOSSES_FREE", 50)
+    cluster = Cluster(tmp_path)
+    cluster.check()
+    lose(cluster, 60)
+    table = cluster.site.warehouse.table(LOSSES)
+    row = dict.fromkeys(LOSSES.schema.names) | {"messages": 60, "cause": loss_table.MONTH, "month": "2026-11"}
+    rows = pa.Table.from_pylist([row], schema=LOSSES.schema)
+    table.commit(loss_table.ACCEPT_APP, None, table.write("accepted", rows))
+
+    before = losses_of_month(cluster.site.warehouse, NOVEMBER, DECEMBER)
+    lose(cluster, 1)
+    after = accept_losses(cluster.site.warehouse, NOVEMBER, DECEMBER, time_of(cluster.time_us))
+
+    assert (before.accepted, after.accepted) == (60, 61)
+    assert losses_of_month(cluster.site.warehouse, NOVEMBER, DECEMBER).accepted == 61

@@ -36,7 +36,7 @@ from quaymaster_pipeline.checks.brokers.allowances import (
 )
 from quaymaster_pipeline.checks.brokers.broker_pages import COUNT_COLUMNS, Pages, Streams, compare_pages
 from quaymaster_pipeline.checks.brokers.broker_state import LastCheck, SortedRows, last_check, times_of
-from quaymaster_pipeline.checks.brokers.loss_table import loss_rows
+from quaymaster_pipeline.checks.brokers.loss_table import booked_by_month, loss_rows
 from quaymaster_pipeline.checks.brokers.losses import FAILED, MEASURES, OpenCause, SharedCauses
 from quaymaster_pipeline.checks.brokers.queue_usage import (
     ANSWERED_AFTER_US,
@@ -499,7 +499,8 @@ def write_broker_comparison(warehouse: Warehouse, found: Compared, now: datetime
     )
     unkept = found.unkept
     followers = {RECONCILIATION: rows, LOSSES: unkept.losses}
-    broker_state.commit_check(warehouse, unkept.number, unkept.check, unkept.state_files, followers)
+    booked = booked_by_month(unkept.losses)
+    broker_state.commit_check(warehouse, unkept.number, unkept.check, unkept.state_files, followers, booked)
 
 
 def last_comparison(warehouse: Warehouse) -> tuple[BrokerComparison, ...]:

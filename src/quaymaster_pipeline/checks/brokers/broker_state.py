@@ -34,6 +34,8 @@ APP: Final = "broker_counts"
 SCOPE: Final = "brokers"
 """The scope of a comparison over all queues, and its note in ops.reconciliation."""
 FOLLOWERS: Final = (LOSSES, RECONCILIATION)
+BOOKED: Final = "booked"
+"""The note in ops.losses of how many messages are booked, by month."""
 SEALED_KEPT: Final = 1_000
 """So many incarnations that ended last are kept, as the end of one may be told again."""
 NO_TIME_US: Final = -1
@@ -84,8 +86,11 @@ def commit_check(
     check: LastCheck,
     state_files: Iterable[DataFile],
     followers: Mapping[TableSpec, Any],
+    booked: Mapping[str, int],
 ) -> None:
     """Replace the state by that after a comparison, and add rows to the tables that follow it.
+
+    `booked` are messages that rows of ops.losses book, by month.
 
     Raises:
         CommitConflict: another process compared meanwhile.
@@ -95,7 +100,7 @@ def commit_check(
         spec.name: [file.to_json() for file in warehouse.table(spec).write(f"{APP}-{number}", rows)]
         for spec, rows in followers.items()
     }
-    note = {"check": msgspec.to_builtins(check), "files": files}
+    note = {"check": msgspec.to_builtins(check), "files": files, BOOKED: dict(booked)}
     before = table.files()
     if not table.commit(APP, number, state_files, removes=before, note=note, follows=number - 1):
         raise CommitConflict(
@@ -121,7 +126,8 @@ def complete_check(warehouse: Warehouse) -> None:
         if adds and warehouse.table(spec).last_batch(APP) < number:
             totals = state.note(APP)["check"]["totals"]
             notes = {SCOPE: {"totals": totals}} if spec is RECONCILIATION else None
-            warehouse.table(spec).commit(APP, number, adds, shared_notes=notes)
+            counts = {BOOKED: state.note(APP).get(BOOKED, {})} if spec is LOSSES else None
+            warehouse.table(spec).commit(APP, number, adds, shared_notes=notes, counts=counts)
 
 
 def known_queues(warehouse: Warehouse) -> tuple[Any, Any]:

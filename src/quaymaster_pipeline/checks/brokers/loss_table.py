@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -12,16 +12,17 @@ import pyarrow.compute as pc
 
 from quaymaster_pipeline.checks.brokers.allowances import DELETES, SENDS
 from quaymaster_pipeline.checks.brokers.broker_pages import AccountBooking, TakenBack
-from quaymaster_pipeline.checks.brokers.broker_state import LastCheck, times_of
+from quaymaster_pipeline.checks.brokers.broker_state import BOOKED, LastCheck, times_of
 from quaymaster_pipeline.checks.brokers.losses import ACCEPTED, Booking, taken_back_from
 from quaymaster_pipeline.warehouse.data_files import read_row_groups
 from quaymaster_pipeline.warehouse.schemas import LOSSES, USAGE_DAILY
-from quaymaster_pipeline.warehouse.tables import Warehouse
+from quaymaster_pipeline.warehouse.tables import NO_BATCH, Table, Warehouse
 from quaymaster_pipeline.warehouse.times import time_of_us
 
 MONTH: Final = "month"
 """The cause of a row that books nothing: an operator accepted the losses of a month up to a number of messages."""
 ACCEPT_APP: Final = "accepted losses"
+"""Its note in ops.losses: up to how many messages were accepted, by month."""
 LOSSES_FREE: Final = 10_000
 """Messages that a month may lose for causes that are known, and its final invoices are issued all the same."""
 LOSSES_PPM: Final = 10
@@ -129,16 +130,38 @@ def losses_of_month(warehouse: Warehouse, first_day: datetime.date, end_day: dat
             used = rows.filter(pc.is_in(rows.column("action"), actions))
             messages += pc.sum(used.column("messages")).as_py() or 0
     losses = warehouse.table(LOSSES)
-    booked = accepted = 0
+    month, found = month_of(first_day), Counter[str]()
+    for rows in _rows_of(losses):
+        found.update(booked_by_month(rows))
+    # Rows that were deleted since stop invoices all the same.
+    booked = max(found[month], losses.note(BOOKED).get(month, 0))
+    return LossesOfMonth(messages, booked, _accepted_by_month(losses).get(month, 0))
+
+
+def booked_by_month(rows: Any) -> dict[str, int]:
+    """Return how many messages rows of ops.losses book, by month, less what they take back."""
+    # An operator who begins the comparison again accepts what was missing without a cause.
+    is_other = pc.is_in(rows.column("cause"), pa.array([MONTH, ACCEPTED]))
+    sums = rows.filter(pc.invert(is_other)).group_by("month").aggregate([("messages", "sum")])
+    return {row["month"]: row["messages_sum"] for row in sums.to_pylist()}
+
+
+def _accepted_by_month(losses: Table) -> dict[str, int]:
+    """Return up to how many messages were accepted, by month: as commits note it, since rows can be put in by hand."""
+    noted = losses.note(ACCEPT_APP)
+    if noted or losses.last_batch(ACCEPT_APP) == NO_BATCH:
+        return noted
+    # Earlier programs noted nothing.
+    found: dict[str, int] = {}
+    for rows in _rows_of(losses):
+        for row in rows.filter(pc.equal(rows.column("cause"), MONTH)).to_pylist():
+            found[row["month"]] = max(row["messages"], found.get(row["month"], 0))
+    return found
+
+
+def _rows_of(losses: Table) -> Iterator[Any]:
     for file in losses.files():
-        for rows in read_row_groups(losses.place, LOSSES, file.path, ["month", "cause", "messages"]):
-            mine = rows.filter(pc.equal(rows.column("month"), month_of(first_day)))
-            is_acceptance = pc.equal(mine.column("cause"), MONTH)
-            # An operator who begins the comparison again accepts what was missing without a cause.
-            is_booking = pc.invert(pc.or_(is_acceptance, pc.equal(mine.column("cause"), ACCEPTED)))
-            booked += pc.sum(mine.filter(is_booking).column("messages")).as_py() or 0
-            accepted = max(accepted, pc.max(mine.filter(is_acceptance).column("messages")).as_py() or 0)
-    return LossesOfMonth(messages, booked, accepted)
+        yield from read_row_groups(losses.place, LOSSES, file.path, ["month", "cause", "messages"])
 
 
 def why_losses_stop(month: str, losses: LossesOfMonth) -> str | None:
@@ -169,5 +192,6 @@ def accept_losses(
     rows = pa.Table.from_pylist(
         [{name: line.get(name) for name in LOSSES.schema.names}], schema=LOSSES.schema
     )
-    table.commit(ACCEPT_APP, None, table.write(ACCEPT_APP.replace(" ", "-"), rows))
+    note = _accepted_by_month(table) | {month_of(first_day): found.booked}
+    table.commit(ACCEPT_APP, None, table.write(ACCEPT_APP.replace(" ", "-"), rows), note=note)
     return found._replace(accepted=found.booked)
