@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from harness.replica_host import Host, arn, identity, message, queue, receipts_of
 from pyroaring import BitMap
@@ -48,10 +49,11 @@ from quaymaster.core.values.commands.transactions import (
     StageMessages,
 )
 from quaymaster.core.values.commands.unions import Decided
-from quaymaster.core.values.errors import InvalidParameterValue, OverLimit, QueueRevisionTaken
+from quaymaster.core.values.errors import InvalidParameterValue, NotNow, OverLimit, QueueRevisionTaken
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.partition_tables import (
     SEQUENCE_SPAN,
+    entries_to_merge,
     entries_to_move,
     with_children,
     with_children_open,
@@ -215,6 +217,37 @@ def test_a_sealed_partition_finishes_open_transactions_and_begins_none() -> None
 
     assert host.partition(JOBS).alive == 2
     assert_same(host, host.replayed())
+
+
+def test_a_sealed_partition_says_nothing_of_a_transaction_that_it_does_not_know_when_that_is_aborted() -> (
+    None
+):
+    """Its child may have it, open or committed."""
+    host = started(spread(HERE))
+    sealed = moved(spread(HERE))
+    host.ask(SetQueue(sealed))
+    host.ask(StageMessages(JOBS, 1, "sink", 1, "0", 0, [message(1)]))
+    host.ask(CommitTransaction(JOBS, 1, "sink", 1, [StageCount("0", 1)]))
+
+    assert host.ask(AbortTransaction(JOBS, 0, "sink", 1)) == Elsewhere(sealed)
+    assert host.ask(AbortTransaction(JOBS, 1, "sink", 1)) == AbortedOutcome(is_aborted=False)
+
+
+def test_one_of_several_partitions_of_a_fifo_queue_begins_no_transaction_until_it_is_sealed() -> None:
+    """It would have messages of groups that are its siblings': front ends ask it while it is merged with them."""
+    host = started(fifo())
+    divided = with_children_open(split(fifo(), HERE, HERE))
+    host.ask(SetQueue(divided))
+    stage = StageMessages(JOBS, 1, "sink", 1, "0", 0, [message(1, group=1)])
+
+    with pytest.raises(NotNow, match="are being merged"):
+        host.ask(stage)
+    parents, ranges = entries_to_merge(divided, [1, 2])
+    merged = with_children_open(with_children(with_state(divided, 0, "closed"), parents, ranges, [HERE]))
+    host.ask(SetQueue(merged))
+
+    assert host.ask(stage) == Elsewhere(merged)
+    assert host.ask(msgspec.structs.replace(stage, partition=3)) == StagedOutcome(1)
 
 
 def test_open_transactions_of_a_fifo_partition_are_dropped_with_its_seal() -> None:

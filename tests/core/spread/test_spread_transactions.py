@@ -44,6 +44,31 @@ def test_a_fifo_queue_with_several_open_partitions_takes_no_new_transaction_and_
     assert commit.begin()
 
 
+def test_a_batch_of_a_fifo_queue_begins_once_each_of_the_partitions_that_are_merged_is_sealed() -> None:
+    """Until then messages of its groups are sent there, and would be in front of it though they were sent later."""
+    table = queue(
+        entry(1, "closed", keys=LOW),
+        entry(2, "closing", keys=LOW),
+        entry(3, "closing", keys=HIGH),
+        entry(4),
+        is_fifo=True,
+    )
+    stage = StageMessages(7, -2, "sink", 1, "stage", 0, [])
+    spread = SpreadTransaction(table, stage)
+    asked = []
+    parts = spread.begin()
+    while parts:
+        (part,) = parts
+        asked.append(part.number)
+        parts = [] if part.number == 4 else spread.on_outcome(part, Elsewhere(table), table)
+
+    assert asked == [2, 3, 4], "the key of the sink is among the higher ones"
+    (aborted,) = SpreadTransaction(table, ABORT).begin()
+    assert aborted.number == 3
+    (staged,) = SpreadTransaction(queue(*table.partitions), stage).begin()
+    assert staged.number == 3, "a standard queue has no order to keep"
+
+
 def test_an_error_is_the_answer() -> None:
     table = queue(entry(1, "closing"), entry(3))
     spread = SpreadTransaction(table, ABORT)

@@ -47,6 +47,7 @@ from quaymaster.core.queues.record_payloads import ENDED, OTHER_END, OWN_DELAY
 from quaymaster.core.queues.transactions import (
     abort_transaction,
     check_begins_no_stage,
+    check_has_all_groups,
     check_has_transactions,
     check_sends_stages,
     commit_transaction,
@@ -380,8 +381,10 @@ class QueueStates(DefinedQueues, ClaimedQueues):
         check_sends_stages(command, self.cell_format)
         if self.open_stages.of_account(partition.definition.account_id) >= self._account_stages_max:
             check_begins_no_stage(partition, command, self._account_stages_max)
-        if partition.is_sealed and is_new_to(partition, command.sink, command.batch):
-            return Elsewhere(self.definitions[command.queue_id]), Wait.COMMIT
+        if is_new_to(partition, command.sink, command.batch):
+            if partition.is_sealed:
+                return Elsewhere(self.definitions[command.queue_id]), Wait.COMMIT
+            check_has_all_groups(partition)
         outcome = stage_messages(partition, command, now_ms, proposal)
         self.open_stages.note(partition)
         if not command.commit or outcome.is_committed:
@@ -414,6 +417,8 @@ class QueueStates(DefinedQueues, ClaimedQueues):
     def _abort(self, command: AbortTransaction, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         partition = self.partition(command.queue_id, command.partition)
         check_has_transactions(partition, self.cell_format)
+        if partition.is_sealed and is_new_to(partition, command.sink, command.batch):
+            return Elsewhere(self.definitions[command.queue_id]), Wait.COMMIT
         outcome = abort_transaction(partition, command, now_ms, proposal)
         self.open_stages.note(partition)
         return outcome, Wait.COMMIT

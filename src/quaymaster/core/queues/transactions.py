@@ -51,11 +51,13 @@ from quaymaster.core.values.commands.transactions import (
 )
 from quaymaster.core.values.errors import (
     InvalidParameterValue,
+    NotNow,
     OverLimit,
     StageNotFound,
     UnsupportedOperation,
 )
 from quaymaster.core.values.formats import DELIVERY, CellFormat
+from quaymaster.core.values.partition_tables import has_all_keys
 from quaymaster.core.values.records import Record, RecordType
 
 SEEN_TOGETHER_MAX = 32_768
@@ -200,6 +202,17 @@ def is_new_to(partition: Partition, sink: str, batch: int) -> bool:
     """Return whether a partition knows nothing of a transaction: neither that it is open nor that it is committed."""
     staged = partition.staged
     return staged is None or (staged.find(sink, batch) is None and staged.committed(sink, batch) is None)
+
+
+def check_has_all_groups(partition: Partition) -> None:
+    """Raise NotNow where a FIFO partition that has not all groups would begin a transaction.
+
+    Front ends ask it while it is being merged with others. A batch has messages of any groups, and would be in front of
+    some that its siblings have, or take yet.
+    """
+    definition = partition.definition
+    if definition.is_fifo and not has_all_keys(definition, partition.number):
+        raise NotNow("The partitions of the queue are being merged. Try again.")
 
 
 def committed_before(partition: Partition, command: CommitTransaction) -> CommittedOutcome | None:

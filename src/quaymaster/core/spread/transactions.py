@@ -3,7 +3,8 @@
 Sealed partitions that do not know a batch say so; then the next younger one is asked, in the end the open one.
 
 A batch is in one partition, whatever the groups of its messages are. So a FIFO queue takes transactions while it has
-one open partition: with several, messages of a group would be in two, and their order lost.
+one open partition: with several, messages of a group would be in two, and their order lost. While several are merged,
+each of them must be sealed before the one that follows takes a batch: until then messages of its groups are sent there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from quaymaster.core.values.commands.transactions import AbortTransaction, Commi
 from quaymaster.core.values.commands.unions import Outcome
 from quaymaster.core.values.errors import UnsupportedOperation
 from quaymaster.core.values.partition_tables import has_key, in_state
-from quaymaster.core.values.queues.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import PartitionPlacement, QueueDefinition
 
 TransactionCommand = StageMessages | CommitTransaction | AbortTransaction
 
@@ -50,7 +51,7 @@ class SpreadTransaction:
 
     def _ask(self, after: int) -> list[Part]:
         for entry in self._definition.partitions:
-            if entry.number > after and entry.state != "new" and has_key(entry, self._key):
+            if entry.number > after and self._is_asked(entry):
                 if entry.state == "open" and self._would_lose_order():
                     self.result = UnsupportedOperation(
                         "A FIFO queue takes transactions while it has one open partition: merge its partitions first."
@@ -61,6 +62,14 @@ class SpreadTransaction:
         self.result = partitions_are_changing()
         return []
 
+    def _is_asked(self, entry: PartitionPlacement) -> bool:
+        if entry.state == "closing" and self._needs_order:
+            return True
+        return entry.state != "new" and has_key(entry, self._key)
+
     def _would_lose_order(self) -> bool:
-        is_new = isinstance(self._command, StageMessages)
-        return is_new and self._definition.is_fifo and len(in_state(self._definition, "open")) > 1
+        return self._needs_order and len(in_state(self._definition, "open")) > 1
+
+    @property
+    def _needs_order(self) -> bool:
+        return self._definition.is_fifo and isinstance(self._command, StageMessages)

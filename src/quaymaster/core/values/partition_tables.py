@@ -58,6 +58,12 @@ def has_key(entry: PartitionPlacement, key: int) -> bool:
     return entry.first_key <= key <= entry.last_key
 
 
+def has_all_keys(definition: QueueDefinition, number: int) -> bool:
+    """Return whether every message is, or was, for this partition; one that is not listed any more had all."""
+    entry = entry_of(definition, number)
+    return entry is None or (entry.first_key, entry.last_key) == (0, KEY_MAX)
+
+
 def have_keys_in_common(one: PartitionPlacement, other: PartitionPlacement) -> bool:
     """Return whether there are keys that both partitions have."""
     return one.first_key <= other.last_key and other.first_key <= one.last_key
@@ -133,7 +139,7 @@ def share_of(definition: QueueDefinition, number: int, whole: int) -> int:
     It is the same before and after its seal. One that is not listed any more has all.
     """
     entry = entry_of(definition, number)
-    if entry is None or (entry.first_key, entry.last_key) == (0, KEY_MAX):
+    if entry is None or has_all_keys(definition, number):
         return whole
     return -(-whole * (entry.last_key - entry.first_key + 1) // (KEY_MAX + 1))
 
