@@ -12,7 +12,6 @@ from quaymaster.cli.shared import options
 from quaymaster.cli.shared.connection import data_directory
 from quaymaster.cli.shared.failures import CommandRefused, WrongUsage
 from quaymaster.cli.shared.output import note, print_json, print_table
-from quaymaster.protocol.admin.reports import COSTS_UNKNOWN
 from quaymaster_pipeline.commands.warehouse import (
     StorageOptions,
     WarehouseURI,
@@ -98,6 +97,7 @@ def usage(given: UsageOptions) -> None:
 
 
 def _show_days(tables: Warehouse, given: UsageOptions, first: datetime.date, end: datetime.date) -> None:
+    from quaymaster.protocol.admin.reports import COSTS_UNKNOWN
     from quaymaster_pipeline.billing.estimates import DayLine, usage_of_days
     from quaymaster_pipeline.billing.rating import REFUSED_BY_PRICES
     from quaymaster_pipeline.billing.service import StoreDamaged
