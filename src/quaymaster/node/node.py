@@ -39,13 +39,13 @@ from quaymaster.net.http.probe_port import ProbePort
 from quaymaster.net.http.server import HTTPServer, one_by_one
 from quaymaster.net.rpc import RPCMetrics
 from quaymaster.net.tls import TransportSecurityError
+from quaymaster.node.data.contradictions import DataContradicts
 from quaymaster.node.data.data_directory import (
     DataDirectoryUnusable,
     DirectoryLock,
     prepare_data_directory,
     wait_for_workers,
 )
-from quaymaster.node.data.settling import DataContradicts
 from quaymaster.node.file_limit import admin_limits
 from quaymaster.node.garbage import GarbageCollection
 from quaymaster.node.pools import ProcessPools

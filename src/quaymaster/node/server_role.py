@@ -37,7 +37,8 @@ from quaymaster.net.rpc import RPCServer
 from quaymaster.node.cell.transport import BROKER_ROLE, rpc_limits
 from quaymaster.node.children.console_child import choose_console_port, prepare_console
 from quaymaster.node.consoles import console_of_server
-from quaymaster.node.data.settling import is_to_settle, settle
+from quaymaster.node.data.contradictions import is_to_settle
+from quaymaster.node.data.settling import settle
 from quaymaster.node.data.stores import JOURNALS_DIRECTORY, DataWitness, declaring, open_store
 from quaymaster.node.edge.front_end_role import (
     Behind,

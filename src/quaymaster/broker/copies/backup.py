@@ -35,7 +35,7 @@ from quaymaster.broker.copies.copied_journal import adopt_copy
 from quaymaster.broker.copies.snapshot_install import CopyManifest, CopySource
 from quaymaster.broker.replica.journal_service import JournalService
 from quaymaster.broker.storage.disk import RealDisk, write_file_durably
-from quaymaster.broker.storage.journal_state import NO_ID, JournalState, read_state
+from quaymaster.broker.storage.journal_state import NO_ID, RESTORED_NAME, JournalState, read_state
 from quaymaster.broker.storage.threads import run_to_end
 from quaymaster.core.cell.backup_cut import BackupBarrier, why_no_cut
 from quaymaster.core.values.errors import InternalFailure, InvalidParameterValue, NotNow
@@ -46,8 +46,6 @@ MANIFEST_NAME = "backup.json"
 STORE_NAME = "metadata.sqlite"
 JOURNALS_NAME = "journals"
 FORMAT_NAME = "format"
-RESTORED_NAME = "restored"
-"""Marks a data directory that was restored and not started since."""
 
 COPY_BYTES = 1 << 20
 READER = "backup"

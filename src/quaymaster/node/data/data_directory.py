@@ -29,7 +29,7 @@ from quaymaster.frontend.usage.front_end_name import FRONT_END_FILE
 from quaymaster.frontend.usage.spool_head import spool_directory
 from quaymaster.monitoring.logs import log_event
 from quaymaster.node.data.client_file import CLIENT_FILE
-from quaymaster.node.data.settling import is_to_settle
+from quaymaster.node.data.contradictions import is_to_settle
 from quaymaster.node.data.stores import ETCD_FILE, JOURNALS_DIRECTORY, SQLITE_FILE
 
 FORMAT_FILE: Final = "format"

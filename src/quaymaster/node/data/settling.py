@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from quaymaster.broker.copies.backup import RESTORED_NAME
 from quaymaster.broker.own_journals import OwnJournals
 from quaymaster.broker.storage.disk import RealDisk, write_file_durably
+from quaymaster.broker.storage.journal_state import RESTORED_NAME
 from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.noted_acts import NotedAct, decode_act, encode_act, note_act
 from quaymaster.coordination.store_mark import DECIDE, MARK_FILE
@@ -28,17 +28,13 @@ from quaymaster.frontend.queue_journal import BrokerQueueJournal
 from quaymaster.metadata.queues.queues import Queues
 from quaymaster.metadata.store.rows import DELETED, PENDING, QUEUES, DeletedRow, PendingRow, row_decoder
 from quaymaster.monitoring.logs import log_event
+from quaymaster.node.data.contradictions import DataContradicts, is_to_settle
 from quaymaster.node.data.stores import JOURNALS_DIRECTORY
 
 log = logging.getLogger(__name__)
 
 _decode_pending = row_decoder(PendingRow)
 _decode_deleted = row_decoder(DeletedRow)
-
-
-def is_to_settle(data: Path) -> bool:
-    """Tell whether the parts of a data directory are to be used as they are."""
-    return (data / RESTORED_NAME).exists()
 
 
 def force_settling(data: Path, act: NotedAct) -> None:
@@ -60,10 +56,6 @@ def _read_act(path: Path) -> NotedAct | None:
         if written:
             log_event(log, logging.WARNING, "who restored this is not readable", path=str(path))
         return None
-
-
-class DataContradicts(Exception):
-    """Metadata and journal are not of one history; nothing was changed."""
 
 
 async def check_settled(data: Path, store: Coordination, own: OwnJournals) -> None:

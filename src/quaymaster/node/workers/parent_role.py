@@ -42,7 +42,8 @@ from quaymaster.node.cell.transport import (
 )
 from quaymaster.node.children.console_child import choose_console_port, prepare_console
 from quaymaster.node.consoles import console_of_server
-from quaymaster.node.data.settling import is_to_settle, settle
+from quaymaster.node.data.contradictions import is_to_settle
+from quaymaster.node.data.settling import settle
 from quaymaster.node.data.stores import JOURNALS_DIRECTORY, declaring, open_store
 from quaymaster.node.edge.edge_listener import listen_for_workers
 from quaymaster.node.edge.front_end_role import (
