@@ -2,6 +2,8 @@
 
 import asyncio
 import socket
+import subprocess
+import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -145,3 +147,20 @@ def test_calls_of_a_console_are_slow_when_the_setting_says_so(
     asyncio.run(run())
 
     assert [server.limits.slow_ms for server in made] == [123]
+
+
+def test_a_console_loads_none_of_the_code_that_keeps_messages() -> None:
+    program = "import sys, quaymaster.node.console.process, quaymaster.node.console.role; print(*sys.modules)"
+
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
+
+    kept = (
+        "quaymaster.broker.broker",
+        "quaymaster.broker.replica.replica",
+        "quaymaster.core.queues",
+        "quaymaster.frontend.server",
+    )
+    assert not set(loaded.split()) & set(kept)
+    assert "quaymaster.node.console.role" in loaded.split()
