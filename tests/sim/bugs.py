@@ -30,12 +30,15 @@ from quaymaster.core.cell.cell_view import CellView
 from quaymaster.core.cell.leader_choice import LeaderChoice
 from quaymaster.core.cell.placement import _Planner
 from quaymaster.core.cell.spread import Spread
+from quaymaster.core.partition import expiry
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.proposals import Proposal, Wait
 from quaymaster.core.partition.work.applied_claims import ClaimStep, split_claim
 from quaymaster.core.partition.work.slices import Work
+from quaymaster.core.queues import queue_states
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.queues.record_payloads import HAS_ATTEMPT, OWN_DELAY, PAIR
+from quaymaster.core.queues.transactions import check_has_all_groups
 from quaymaster.core.replication.candidate import Candidate
 from quaymaster.core.replication.followers import LEASE_MS
 from quaymaster.core.replication.journal import JournalReplica
@@ -44,6 +47,7 @@ from quaymaster.core.replication.queue_time import QueueTime
 from quaymaster.core.replication.replication import LogReplica
 from quaymaster.core.spread.parts import Part
 from quaymaster.core.spread.sends import SpreadSend, key_of
+from quaymaster.core.spread.transactions import SpreadTransaction
 from quaymaster.core.structures.committed_runs import CommittedRuns
 from quaymaster.core.structures.ids.recent_ids import RecentIds
 from quaymaster.core.structures.ids.recent_marks import RecentMarks
@@ -57,6 +61,7 @@ from quaymaster.core.values.commands.logs import ResetGroup
 from quaymaster.core.values.commands.messages import (
     Delete,
     Done,
+    Elsewhere,
     EntriesOutcome,
     NewMessage,
     Receive,
@@ -66,6 +71,7 @@ from quaymaster.core.values.commands.messages import (
 )
 from quaymaster.core.values.commands.move_tasks import TakeForMove
 from quaymaster.core.values.commands.moves import MoveBegun, MoveIn, MoveInOutcome, MoveMessage
+from quaymaster.core.values.commands.partitions import AskGroups, SetQueue
 from quaymaster.core.values.commands.transactions import (
     AbortedOutcome,
     AbortTransaction,
@@ -74,10 +80,10 @@ from quaymaster.core.values.commands.transactions import (
     StageMessages,
 )
 from quaymaster.core.values.commands.unions import Command, Decided, InternalCommand
-from quaymaster.core.values.errors import NotNow
+from quaymaster.core.values.errors import NotNow, QueueRevisionTaken
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.core.values.messages import split_payload
-from quaymaster.core.values.partition_tables import taking
+from quaymaster.core.values.partition_tables import has_key, in_state, parents_of, share_of, taking
 from quaymaster.core.values.queues.queue_definitions import PartitionPlacement, QueueDefinition
 from quaymaster.core.values.records import HEADER_BYTES, Batch, RecordRow, RecordType
 from quaymaster.managers.in_cluster import InClusterManager
@@ -1223,6 +1229,79 @@ class _EmptyByOldAnswers(HeldReceives[Any]):
         order = partition.order
         assert isinstance(order, FIFOOrder), "only these hold groups"
         return order.holds is None or not any(parent.unasked for parent in order.holds._parents.values())
+
+
+@plant("one-parent-of-two", "a child asks one of its parents which groups it has", "fifo partitions")
+class _OneParentOfTwo(QueueStates):
+    def _follow_parents(self, partition: Partition, order: FIFOOrder, now_ms: int) -> None:
+        is_new = order.held_by is not partition.definition
+        super()._follow_parents(partition, order, now_ms)
+        parents = parents_of(partition.definition, partition.number)
+        if is_new and len(parents) > 1:
+            order.hold([parents[0].number], now_ms)
+
+
+@plant("gone-uncommitted", "a parent says that groups are gone before that is committed", "held groups")
+class _GoneUncommitted(QueueStates):
+    def _ask_groups(self, command: AskGroups, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        decided, _ = super()._ask_groups(command, now_ms, proposal)
+        return decided, Wait.NOTHING
+
+
+@plant("number-reused", "a journal that has a newer table than the row does not say so", "restored rows")
+class _NumberReused(QueueStates):
+    def _set_queue(self, command: SetQueue, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        try:
+            decided, wait = super()._set_queue(command, now_ms, proposal)
+        except QueueRevisionTaken:
+            return Done(), Wait.COMMIT
+        return Done() if isinstance(decided, Elsewhere) else decided, wait
+
+
+@plant("sink-asks-child", "a sink does not ask older partitions about its batch", "log partitions")
+class _SinkAsksChild(SpreadTransaction):
+    def _is_asked(self, entry: PartitionPlacement) -> bool:
+        return entry.state == "open" and super()._is_asked(entry)
+
+
+@plant("retention-by-count", "a log's bytes are divided by the number of its partitions", "log partitions")
+class _RetentionByCount(QueueStates):
+    def _expire_some(self, partition: Partition, now_ms: int, proposal: Proposal) -> None:
+        def by_count(definition: QueueDefinition, number: int, whole: int) -> int:
+            return whole // len(in_state(definition, "open", "closing", "closed"))
+
+        expiry.share_of = by_count  # type: ignore[attr-defined]  # as it imports it
+        try:
+            super()._expire_some(partition, now_ms, proposal)
+        finally:
+            expiry.share_of = share_of  # type: ignore[attr-defined]
+
+
+@plant(
+    "merged-takes-batches",
+    "a batch begins while partitions that are merged take messages",
+    "fifo log partitions",
+)
+class _MergedTakesBatches(SpreadTransaction):
+    def _is_asked(self, entry: PartitionPlacement) -> bool:
+        return entry.state != "new" and has_key(entry, self._key)
+
+
+@plant("merged-takes-batches", "")
+class _MergedTakesBatchesInJournals(QueueStates):
+    def _stage(self, command: StageMessages, now_ms: int, proposal: Proposal) -> tuple[Decided | Work, Wait]:
+        queue_states.check_has_all_groups = lambda partition: None  # type: ignore[attr-defined]  # as it imports it
+        try:
+            return super()._stage(command, now_ms, proposal)
+        finally:
+            queue_states.check_has_all_groups = check_has_all_groups  # type: ignore[attr-defined]
+
+
+@plant("aborts-unasked", "a sealed partition aborts a transaction that it does not know", "log partitions")
+class _AbortsUnasked(QueueStates):
+    def _abort(self, command: AbortTransaction, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        decided, wait = super()._abort(command, now_ms, proposal)
+        return AbortedOutcome(is_aborted=True) if isinstance(decided, Elsewhere) else decided, wait
 
 
 # Guarantees

@@ -33,7 +33,7 @@ from quaymaster.core.replication import journal as core_journal
 from quaymaster.core.replication import replication
 from quaymaster.core.replication.candidate import Candidate
 from quaymaster.core.replication.messages import Envelope
-from quaymaster.core.structures import committed_runs
+from quaymaster.core.structures import committed_runs, log_sizes
 from quaymaster.core.structures.orders.index import MemoryChunks
 from quaymaster.core.values.commands.decided import WriteBarrier
 from quaymaster.core.values.commands.partitions import ListDataKeys, SetQueue
@@ -42,9 +42,10 @@ from quaymaster.core.values.errors import Timeout
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.core.values.queues.queue_definitions import QueueDefinition, one_partition, replace_definition
-from sim import changing_partitions, claims, completing, guarantees
+from sim import changing_logs, changing_partitions, claims, completing, guarantees
 from sim.bugs import Planted
-from sim.changing_partitions import CHANGING, PartitionChecker
+from sim.changing_logs import STRETCH_MESSAGES, LogReader
+from sim.changing_partitions import CHANGING, GROUP_IDS, PartitionChecker
 from sim.clients import Client, consume, produce, purge, set_up, watch_empty
 from sim.completing import COMPLETION_QUEUES, CompletionChecker
 from sim.guarantees import GUARANTEED_QUEUES, GuaranteeChecker, is_judged_here_alone
@@ -68,7 +69,6 @@ from sim.transactions import (
     SLICES,
     TRANSACTION_EXPIRES_MS,
     Sink,
-    check_batches,
     drive,
 )
 
@@ -237,6 +237,7 @@ class Cell:
         """Who starts move tasks, or waits for them to end."""
         self.redrive_checker = RedriveChecker()
         self.partition_checker = PartitionChecker()
+        self.log_reader = LogReader()
         self.sinks: list[Sink] = []
         self.kinds: dict[int, QueueKind] = {kind.queue_id: kind for kind in self.queues}
         self.elsewhere = QueuesElsewhere(CellFormat())
@@ -303,7 +304,7 @@ class Cell:
         if isinstance(command, SetQueue) and command.journal_id is not None:
             return command.journal_id
         queue_id = command.definition.queue_id if isinstance(command, SetQueue) else command.queue_id
-        if queue_id == CHANGING:
+        if queue_id in (CHANGING, *GROUP_IDS):
             return self.partition_checker.journals[getattr(command, "partition", 0)]
         return self.journal_of(queue_id)
 
@@ -432,6 +433,7 @@ class Cell:
             *((slices, name, size) for name, size in SLICES.items()),
             (message_moves, "TAKE_MAX", TAKEN_AT_ONCE),
             (watched_prefix, "random", self.kernel.random_for("watches")),
+            *([(log_sizes, "STRETCH_MESSAGES", STRETCH_MESSAGES)] if self.faults.changes_log else []),
             (placement, "_Planner", variant(placement._Planner)),
             (placement, "CellView", variant(CellView)),
             (placement, "LeaderChoice", variant(LeaderChoice)),
@@ -489,7 +491,10 @@ class Cell:
         if not kernel.run_until(
             kernel.now_us + DRAIN_LIMIT_US,
             lambda: (
-                self.is_drained and self.partition_checker.is_drained and self.completion_checker.is_drained
+                self.is_drained
+                and self.partition_checker.is_drained
+                and self.partition_checker.is_ended
+                and self.completion_checker.is_drained
             ),
         ):
             raise Violation(
@@ -498,10 +503,12 @@ class Cell:
         for checker in (self.queue_checker, *self.group_checkers.values()):
             checker.check_drained()
         self.redrive_checker.check_drained()
-        self.partition_checker.check_drained()
+        for judge in self.partition_checker.judges.values():
+            judge.check_drained()
+        self.log_reader.check_drained()
         self.completion_checker.check_drained()
         for sink in self.sinks:
-            check_batches(sink, self.judges_of(sink.queue))
+            sink.check_batches(self)
         self._configurations_max = self.store.configurations + REST_CHANGES_MAX
         if not kernel.run_until(kernel.now_us + REST_LIMIT_US, self._is_at_rest):
             raise Violation("L5", f"the managers do not come to rest: {self._states()}")
@@ -581,6 +588,8 @@ class Cell:
             completing.start_clients(self)
         if profile.has_changing_partitions:
             changing_partitions.start_clients(self)
+            if profile.changes_log:
+                changing_logs.start_clients(self)
         if profile.has_guarantees:
             guarantees.start_clients(self)
         client = self.client("counts")

@@ -4,10 +4,11 @@ One client changes the table, as metadata does: children's journals are told fir
 journals told. Others send by tables that may be old, go on where they are told to, and receive from all partitions.
 
 The queue is a standard one, or a FIFO one with few groups, whose leaders ask each other by the product's own
-`broker/replica/group_questions` (`sim.questions`).
+`broker/replica/group_questions` (`sim.questions`). Or it is a log, standard or FIFO, whose consumer groups are judged
+as queues of their own (`sim.changing_logs`). In some runs the row goes back to an older one, as in a restored store.
 
 P1    after a committed seal nothing new is stored in a partition
-P2    no message of a group is given while an older one of it is there, in whatever partition
+P2    no message of a group is given while an older one of it is there, in whatever partition, nor after a younger one
 P3    one send is one message, over all partitions
 P4    sequence numbers of a group grow with acknowledgements
 P5    what was acknowledged is received from a partition that the table lists; no place is given to two messages
@@ -18,7 +19,7 @@ I17   what was deleted does not come back
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -62,9 +63,15 @@ from quaymaster.core.values.partition_tables import (
     with_children_open,
     with_new_dropped,
     with_state,
+    with_table_of,
     without,
 )
-from quaymaster.core.values.queues.queue_definitions import QueueDefinition, one_partition, replace_definition
+from quaymaster.core.values.queues.queue_definitions import (
+    QueueDefinition,
+    group_definition,
+    one_partition,
+    replace_definition,
+)
 from sim.clients import receipts_of
 from sim.kernel import MS, SECOND, Violation
 from sim.messages import Received, Sent
@@ -76,11 +83,19 @@ if TYPE_CHECKING:
     from sim.replica import Replica
 
 CHANGING = 70
+GROUP_IDS = (71, 72)
+"""Consumer groups of the queue, where it is a log."""
+LOG_BYTES = 12_000
+LOG: dict[str, object] = {"RetentionMode": "Log", "RetentionBytes": LOG_BYTES, "RetentionPins": "a,b"}
+"""Messages that both groups have consumed go by size: the log then has no fewer bytes than that."""
 WINDOW_MS = 20_000
 """Nobody here sends anything again after so long."""
 ATTEMPTS_MAX = 6
 PRODUCERS = 3
 CONSUMERS = 3
+KINDS = ("split", "split", "merge", "move")
+KINDS_OF_FIFO_LOG = ("split", "merge all", "merge all", "move", "move")
+"""Sinks wait there while several partitions are open."""
 GOLDEN = 0x9E3779B97F4A7C15F39CC0605CEDC835
 REPEATED_US = 3 * SECOND
 """So late some sends are repeated: a change may have come between."""
@@ -129,16 +144,29 @@ class PartitionChecker:
         self.journals: dict[int, int] = {}
         """Of each partition there ever was."""
         self.changes = 0
+        self.restores = 0
         self.is_fifo = False
+        self.groups: list[QueueDefinition] = []
+        """Of a log: the rows of its consumer groups."""
+        self.judges: dict[int, PartitionChecker] = {CHANGING: self}
+        """By what is received from: the queue, or of a log each of its groups."""
+        self.is_ended = True
+        """Whether all that was sealed is drained, in runs that wait for it."""
+        self._copies: list[QueueDefinition] = []
+        """Rows that the store may go back to."""
         self._messages: dict[int, _Message] = {}
         self._at: dict[Place, int] = {}
         self._live: dict[int, set[int]] = {group: set() for group in GROUPS}
         """Of each group the acknowledged messages that nobody wanted to delete yet."""
         self._highest: dict[int, int] = dict.fromkeys(GROUPS, 0)
+        self._gone_below: dict[int, list[tuple[int, int]]] = {group: [] for group in GROUPS}
+        """Of each group the sequences that came first in a receive, and when: what is older was gone by then."""
         self.judged_empty = 0
         """How many empty answers were judged."""
 
-    def begin(self, journal_id: int, *, is_fifo: bool = False, has_ids: bool = False) -> QueueDefinition:
+    def begin(
+        self, journal_id: int, *, is_fifo: bool = False, has_ids: bool = False, is_log: bool = False
+    ) -> QueueDefinition:
         """The queue is made in a journal. `has_ids`: its messages, of a standard queue, have deduplication ids."""
         self.is_fifo = is_fifo
         attributes: dict[str, object] = {"VisibilityTimeout": 2, "PartitionsMax": 4}
@@ -146,9 +174,22 @@ class PartitionChecker:
             attributes |= BY_GROUP
         elif has_ids:
             attributes |= {"DeliveryGuarantee": "ExactlyOnce", "DeduplicationWindowSeconds": 3_600}
-        definition = queue(CHANGING, "changing.fifo" if is_fifo else "changing", attributes=attributes)
+        name = "changing.fifo" if is_fifo else "changing"
+        if is_log:
+            attributes |= LOG
+            self._begin_groups(name)
+        definition = queue(CHANGING, name, attributes=attributes)
         self.set_row(replace_definition(definition, partitions=one_partition(journal_id)))
         return self.table
+
+    def _begin_groups(self, log_name: str) -> None:
+        """Two groups consume the log, and to each judge it is a queue of its own."""
+        self.judges = {}
+        for queue_id, name in zip(GROUP_IDS, ("a", "b"), strict=True):
+            row = replace_definition(queue(queue_id, f"{log_name}@{name}"), group_of=CHANGING)
+            self.groups.append(row)
+            judge = self.judges[queue_id] = PartitionChecker()
+            judge.is_fifo, judge.sealed_us = self.is_fifo, self.sealed_us
 
     @property
     def table(self) -> QueueDefinition:
@@ -156,10 +197,30 @@ class PartitionChecker:
         assert self.row is not None, "the queue is made before it is used"
         return self.row
 
+    def table_of(self, queue_id: int) -> QueueDefinition:
+        """Return the row of the queue, or of a group of it, as that says."""
+        group = next((row for row in self.groups if row.queue_id == queue_id), None)
+        return self.table if group is None else group_definition(group, self.table)
+
+    def old_table(self, random: Random) -> QueueDefinition:
+        """Return the row, or a recent one before it."""
+        return self.table if random.random() < 0.7 else random.choice(self._copies[-3:] or [self.table])
+
     def set_row(self, definition: QueueDefinition) -> None:
         """The row is another one: by compare-and-swap, so there is one at a time."""
         self.row = definition
+        self._copies.append(definition)
         self.journals.update((entry.number, entry.journal_id) for entry in definition.partitions)
+
+    def forget_copies(self) -> None:
+        """Partitions are not listed any more: days have passed since, and no copy is so old."""
+        self._copies = []
+
+    def go_back(self, random: Random) -> None:
+        """The store is restored from an older copy."""
+        if self._copies:
+            self.restores += 1
+            self.row = random.choice(self._copies)
 
     def sent_elsewhere(self, partition: int, now_us: int) -> None:
         """A partition says that it does not take a message: it never takes any again."""
@@ -199,7 +260,37 @@ class PartitionChecker:
                 self._live[group].add(number)
         self._place(number, (partition, sequence))
 
-    def delivered(self, partition: int, found: list[Delivery], asked_us: int) -> None:
+    def transaction_acked(self, numbers: list[int], now_us: int) -> None:
+        """A transaction is committed: all of these are sent, and nobody says at which places."""
+        for number in numbers:
+            known = self._messages[number]
+            if not known.is_acked:
+                known.is_acked, known.acked_us = True, now_us
+                if not known.deletes_asked:
+                    self._live[group_of(number)].add(number)
+
+    def place_of(self, number: int) -> Place | None:
+        """Return where a message was seen to be."""
+        return self._messages[number].place
+
+    def read(self, number: int, place: Place) -> None:
+        """A message was read by its offset."""
+        if number not in self._messages:
+            raise Violation("I16", f"message {number} was never sent")
+        self._place(number, place)
+
+    def finished_in(self, partition: int) -> int:
+        """Return how many messages of a partition were received, and are to be deleted."""
+        return sum(
+            known.place is not None and known.place[0] == partition and known.deletes_asked > 0
+            for known in self._messages.values()
+        )
+
+    def acknowledged(self) -> list[int]:
+        """Return the messages that were acknowledged."""
+        return [number for number, known in self._messages.items() if known.is_acked]
+
+    def delivered(self, partition: int, found: list[Delivery], asked_us: int, now_us: int = 0) -> None:
         """A receive was answered."""
         for delivery in found:
             known = self._messages.get(delivery.number)
@@ -213,12 +304,31 @@ class PartitionChecker:
             known.deliveries += 1
             if self.is_fifo:
                 self._check_order(delivery, {one.number for one in found}, asked_us)
+        if self.is_fifo:
+            self._note_first_ones(found, now_us)
+
+    def _note_first_ones(self, found: list[Delivery], now_us: int) -> None:
+        """Where a message of a group is given, all that are older and do not come with it are gone for good."""
+        firsts: dict[int, int] = {}
+        for delivery in found:
+            firsts.setdefault(group_of(delivery.number), delivery.sequence)
+        for group, sequence in firsts.items():
+            self._gone_below[group].append((sequence, now_us))
 
     def _check_order(self, delivery: Delivery, together: set[int], asked_us: int) -> None:
-        """What is older in the group was deleted, or comes with it."""
-        for number in self._live[group_of(delivery.number)]:
+        """What is older in the group was deleted, or comes with it; nothing younger was given without it."""
+        group = group_of(delivery.number)
+        younger = [at for at, given_us in self._gone_below[group] if given_us < asked_us]
+        if delivery.sequence < max(younger, default=0):
+            raise Violation(
+                "P2",
+                f"message {delivery.number} at {delivery.sequence} is given after a younger one of its group, at "
+                f"{max(younger)}",
+            )
+        for number in self._live[group]:
             other = self._messages[number]
-            assert other.place is not None, "what is acknowledged has a place"
+            if other.place is None:
+                continue  # it came in a transaction, and was not seen yet
             is_older = other.place[1] < delivery.sequence and other.acked_us < asked_us
             if is_older and number not in together:
                 raise Violation(
@@ -275,6 +385,30 @@ class PartitionChecker:
             if known.is_acked and not known.deletes_asked:
                 what = "gone, and nobody deleted it" if known.deliveries else "never received"
                 raise Violation("P5", f"message {number}, acknowledged at {known.place}, is {what}")
+        if self.is_fifo:
+            for group in GROUPS:
+                self._check_sent_in_order(group)
+
+    def _check_sent_in_order(self, group: int) -> None:
+        """P4, also for what was sent in transactions, whose places are seen later."""
+        placed = [
+            (number, known, known.place[1])
+            for number, known in self._messages.items()
+            if known.place is not None and known.is_acked and group_of(number) == group
+        ]
+        acked = sorted(placed, key=lambda one: one[1].acked_us)
+        highest, highest_number, at = 0, 0, 0
+        for number, known, sequence in sorted(placed, key=lambda one: one[1].asked_us):
+            while at < len(acked) and acked[at][1].acked_us < known.asked_us:
+                if acked[at][2] > highest:
+                    highest_number, highest = acked[at][0], acked[at][2]
+                at += 1
+            if sequence < highest:
+                raise Violation(
+                    "P4",
+                    f"message {number} is at {known.place}, and {highest_number} of its group, which was acknowledged "
+                    f"before it was sent, at {highest}",
+                )
 
     def _place(self, number: int, place: Place) -> None:
         there = self._at.setdefault(place, number)
@@ -294,17 +428,20 @@ def group_of(number: int) -> int:
 def start_clients(cell: Cell) -> None:
     """Start all clients of the queue."""
     cell.partition_checker.is_drained = False
+    cell.partition_checker.is_ended = not cell.faults.changes_log
     client = cell.client("changes tables")
     client.run(change_tables(client))
     for number in range(PRODUCERS):
         cell.producers_left += 1
         client = cell.client(f"p changing-{number}")
         client.run(send_some(client, gap_us=cell.faults.gap_us))
-    for number in range(CONSUMERS):
-        client = cell.client(f"c changing-{number}")
-        client.run(receive_some(client))
+    queue_ids = GROUP_IDS if cell.faults.changes_log else (CHANGING,)
+    for queue_id in queue_ids:
+        for number in range(CONSUMERS):
+            client = cell.client(f"c changing-{queue_id - CHANGING}{number}")
+            client.run(receive_some(client, queue_id))
     client = cell.client("counts changing")
-    client.run(watch_empty(client))
+    client.run(watch_empty(client, queue_ids))
 
 
 # Who changes the table
@@ -317,26 +454,70 @@ def change_tables(client: Client) -> Script:
         yield 50 * MS
     faults = cell.faults
     begun = checker.begin(
-        random.choice(cell.used_journals), is_fifo=faults.changes_fifo, has_ids=faults.has_changing_ids
+        random.choice(cell.used_journals),
+        is_fifo=faults.changes_fifo,
+        has_ids=faults.has_changing_ids,
+        is_log=faults.changes_log,
     )
     yield from _tell(client, begun, [begun.partitions[0].journal_id])
+    yield from _tell_of_groups(client, [begun.partitions[0].journal_id])
     while cell.is_sending:
         yield random.randint(0, 2 * SECOND)
-        began = _begun(random, checker.table, cell.used_journals)
+        if faults.restores_rows:
+            yield from _settle(client)
+        row = checker.table
+        # A change that the row went back to is continued.
+        kinds = KINDS_OF_FIFO_LOG if faults.changes_log and faults.changes_fifo else KINDS
+        began = row if in_state(row, "new") else _begun(random, row, cell.used_journals, kinds)
         if began is not None:
             yield from _change(client, began)
         yield from _clean_up(client)
+    while not checker.is_ended:
+        yield SECOND
+        if faults.changes_fifo and cell.producers_left:
+            began = _begun(random, checker.table, cell.used_journals, ("merge all",))
+            if began is not None:
+                yield from _change(client, began)
+        yield from _clean_up(client)
+        checker.is_ended = not cell.producers_left and not in_state(checker.table, "closing", "closed")
 
 
-def _begun(random: Random, row: QueueDefinition, journals: list[int]) -> QueueDefinition | None:
+def _settle(client: Client) -> Script:
+    """Now and then the row goes back to an older one. Before it is changed, open journals are told of it as it is."""
+    checker, random = client.cell.partition_checker, client.random
+    if random.random() < 0.2:
+        checker.go_back(random)
+        yield random.randint(0, 3 * SECOND)
+    while True:
+        row = checker.table
+        yield from _tell(client, row, sorted({entry.journal_id for entry in in_state(row, "open")}))
+        if checker.row is row:
+            return
+
+
+def _tell_of_groups(client: Client, journals: Collection[int]) -> Script:
+    """Journals with new partitions of a log are told of its groups, before those open."""
+    checker = client.cell.partition_checker
+    for journal_id in journals:
+        for row in checker.groups:
+            command = SetQueue(checker.table_of(row.queue_id), journal_id=journal_id)
+            while not isinstance((yield command), Done):
+                pass
+
+
+def _begun(
+    random: Random, row: QueueDefinition, journals: list[int], kinds: tuple[str, ...] = KINDS
+) -> QueueDefinition | None:
     opened = sorted(in_state(row, "open"), key=lambda entry: entry.first_key)
     at = random.randrange(len(opened))
     try:
-        match random.choice(("split", "split", "merge", "move")):
+        match random.choice(kinds):
             case "split":
                 parents, ranges = entries_to_split(row, random.choice((2, 3)), opened[at].number)
             case "merge":
                 parents, ranges = entries_to_merge(row, [entry.number for entry in opened[at : at + 2]])
+            case "merge all":
+                parents, ranges = entries_to_merge(row)
             case _:
                 parents, ranges = entries_to_move(row, opened[at].number)
         return with_children(row, parents, ranges, [random.choice(journals) for _ in ranges])
@@ -350,14 +531,20 @@ def _change(client: Client, began: QueueDefinition) -> Script:
     parents = [entry.number for entry in parents_of_new(began)]
     new_journals = sorted({entry.journal_id for entry in in_state(began, "new")})
     yield from _tell(client, began, new_journals)
+    if checker.row is not began:
+        return  # it had gone back, and is as a journal says
+    yield from _tell_of_groups(client, new_journals)
     if random.random() < 0.1:
         checker.set_row(with_new_dropped(began, "the runner says so"))
         yield from _tell(client, checker.table, new_journals)
         return
-    checker.set_row(with_children_open(began))
+    opened = with_children_open(began)
+    checker.set_row(opened)
     checker.changes += 1
     yield random.randint(0, 200 * MS)
-    yield from _tell(client, checker.table, sorted({checker.journals[number] for number in parents}))
+    yield from _tell(client, opened, sorted({checker.journals[number] for number in parents}))
+    if checker.row is not opened:
+        return
     for number in parents:
         checker.sealed_us[number] = client.cell.kernel.now_us
     if random.random() < 0.5:
@@ -375,24 +562,35 @@ def _change(client: Client, began: QueueDefinition) -> Script:
 
 
 def _clean_up(client: Client) -> Script:
-    """Drain what is empty, and drop what is drained."""
+    """Close what is sealed for long enough, drain what is empty, and drop what is drained."""
     checker = client.cell.partition_checker
-    for entry in in_state(checker.table, "closed"):
+    for entry in in_state(checker.table, "closing", "closed"):
         outcome = yield AskPartition(CHANGING, entry.number)
-        if isinstance(outcome, PartitionOutcome) and outcome.is_empty:
+        if not isinstance(outcome, PartitionOutcome):
+            continue
+        if entry.state == "closing" and (outcome.sealed_for_ms or 0) > WINDOW_MS:
+            checker.set_row(with_state(checker.table, entry.number, "closed"))
+        elif entry.state == "closed" and outcome.is_empty:
             checker.set_row(with_state(checker.table, entry.number, "drained", sends=outcome.sends))
     journals = list(journals_of(checker.table))
-    if client.random.random() < 0.3:
+    # A sink's batches are asked for longer than that, in a log.
+    if not checker.groups and client.random.random() < 0.3:
         drained = [entry.number for entry in in_state(checker.table, "drained")]
         checker.set_row(without(checker.table, drained))
+        checker.forget_copies()
     yield from _tell(client, checker.table, journals)
 
 
 def _tell(client: Client, definition: QueueDefinition, journals: list[int]) -> Script:
+    """Tell journals of the row; where one has a newer table, the row becomes that, and the others are not told."""
+    checker = client.cell.partition_checker
     for journal_id in journals:
         while not isinstance((outcome := (yield SetQueue(definition, journal_id=journal_id))), Done):
-            if isinstance(outcome, Elsewhere):
+            if isinstance(outcome, Elsewhere) and not client.cell.faults.restores_rows:
                 raise Violation("P5", f"journal {journal_id} has a table that no row had")
+            if isinstance(outcome, Elsewhere):
+                checker.set_row(with_table_of(checker.table, outcome.definition))
+                return
 
 
 # Who uses the queue
@@ -408,7 +606,8 @@ def send_some(client: Client, *, gap_us: int) -> Script:
         if random.random() < 0.2:
             known = checker.table
         number = cell.next_number()
-        checker.send_asked(number, cell.kernel.now_us)
+        for judge in checker.judges.values():
+            judge.send_asked(number, cell.kernel.now_us)
         may_be_retry = random.random() < 0.5
         own_id = _spread_identity(number)
         if checker.is_fifo:
@@ -450,9 +649,12 @@ def _sent(
         outcome = yield part.command
         if isinstance(outcome, Sent):
             is_new = not outcome.duplicates
-            checker.send_acked(
-                *(number, part.number, outcome.places[0], asked_us), is_new=is_new, now_us=cell.kernel.now_us
-            )
+            for judge in checker.judges.values():
+                judge.send_acked(
+                    *(number, part.number, outcome.places[0], asked_us),
+                    is_new=is_new,
+                    now_us=cell.kernel.now_us,
+                )
             break
         if isinstance(outcome, Elsewhere):
             checker.sent_elsewhere(part.number, cell.kernel.now_us)
@@ -467,24 +669,29 @@ def _sent(
     return outcome, known
 
 
-def receive_some(client: Client) -> Script:
+def receive_some(client: Client, queue_id: int) -> Script:
     """Receive from all partitions that a table lists, which may be an old one; delete most of what comes."""
     cell, random, checker = client.cell, client.random, client.cell.partition_checker
     while checker.row is None or not cell.is_set_up:
         yield 50 * MS
-    known = checker.table
+    judge = checker.judges[queue_id]
+    known = checker.table_of(queue_id)
     turn = 0
     while True:
         turn += 1
         asked_us, leaders = cell.kernel.now_us, _leaders(cell)
         place, found, known = yield from _received(client, known, turn)
         # What an earlier leader had not committed may have hidden something that nobody knows of any more.
-        if found == [] and (not checker.is_fifo or leaders == _leaders(cell)):
-            checker.found_nothing(asked_us, partial(_is_untaken, cell), partial(_is_blocked, cell))
+        # Groups of a log, and tables that went back, are not looked through for that.
+        is_sure = leaders == _leaders(cell) and not checker.groups and not checker.restores
+        if found == [] and (not checker.is_fifo or is_sure):
+            judge.found_nothing(
+                asked_us, partial(_is_untaken, cell, queue_id), partial(_is_blocked, cell, queue_id)
+            )
         if found and (not cell.is_sending or random.random() < 0.8):
-            yield from _deleted(client, place, found)
+            yield from _deleted(client, queue_id, place, found)
         if random.random() < 0.05:
-            known = checker.table
+            known = checker.table_of(queue_id)
         yield random.randint(10 * MS, 200 * MS)
 
 
@@ -495,9 +702,9 @@ def _received(
 
     None came where not all partitions could be asked.
     """
-    cell, checker = client.cell, client.cell.partition_checker
+    cell, checker, queue_id = client.cell, client.cell.partition_checker, known.queue_id
     spread = cell.bugs.variant(SpreadReceive)(
-        known, Receive(CHANGING, 0, 10), turn, is_patient=checker.is_fifo
+        known, Receive(queue_id, 0, 10), turn, is_patient=checker.is_fifo
     )
     parts = spread.begin()
     while parts:
@@ -505,7 +712,8 @@ def _received(
         asked_us = cell.kernel.now_us
         outcome = yield part.command
         if isinstance(outcome, Received) and outcome.deliveries:
-            checker.delivered(part.number, outcome.deliveries, asked_us)
+            judge = checker.judges[queue_id]
+            judge.delivered(part.number, outcome.deliveries, asked_us, cell.kernel.now_us)
             return part.number, outcome.deliveries, known
         if isinstance(outcome, Received):
             parts = spread.on_outcome(part, ReceiveOutcome(0, []), known)
@@ -513,7 +721,7 @@ def _received(
             known = max(known, outcome.definition, key=lambda table: table.table_version)
             parts = spread.on_outcome(part, outcome, known)
         elif isinstance(outcome, QueueDoesNotExist) and checker.table.table_version > known.table_version:
-            known = checker.table
+            known = checker.table_of(queue_id)
             parts = spread.again(part, known)
         else:
             assert isinstance(outcome, Exception), f"a Receive is not answered so: {outcome}"
@@ -533,11 +741,11 @@ def _leaders(cell: Cell) -> dict[int, tuple[str, int]]:
     return {journal_id: (replica.member, replica.journal.epoch) for journal_id, replica in _led(cell)}
 
 
-def _is_untaken(cell: Cell, number: int, sequence: int) -> bool:
+def _is_untaken(cell: Cell, queue_id: int, number: int, sequence: int) -> bool:
     """Return whether a leader has a message that no receive ever took, whether its answer was lost or not."""
     for journal_id, replica in _led(cell):
         if journal_id == cell.partition_checker.journals[number]:
-            found = replica.journal.queues.partitions.get(partition_key(CHANGING, number))
+            found = replica.journal.queues.partitions.get(partition_key(queue_id, number))
             return (
                 found is not None
                 and found.is_live(sequence)
@@ -548,13 +756,13 @@ def _is_untaken(cell: Cell, number: int, sequence: int) -> bool:
     return False
 
 
-def _is_blocked(cell: Cell, group: int) -> bool:
+def _is_blocked(cell: Cell, queue_id: int, group: int) -> bool:
     """Return whether a message of a group is in flight anywhere, or was; so it is where nobody leads."""
     leaders = dict(_led(cell))
     for entry in read_partitions(cell.partition_checker.table):
         replica = leaders.get(entry.journal_id)
         partition = (
-            replica.journal.queues.partitions.get(partition_key(CHANGING, entry.number))
+            replica.journal.queues.partitions.get(partition_key(queue_id, entry.number))
             if replica is not None
             else None
         )
@@ -568,30 +776,30 @@ def _is_blocked(cell: Cell, group: int) -> bool:
     return False
 
 
-def _deleted(client: Client, partition: int, found: list[Delivery]) -> Script:
-    checker = client.cell.partition_checker
+def _deleted(client: Client, queue_id: int, partition: int, found: list[Delivery]) -> Script:
+    judge = client.cell.partition_checker.judges[queue_id]
     for delivery in found:
-        checker.delete_asked(delivery.number, client.cell.kernel.now_us)
-    outcome = yield Delete(CHANGING, partition, receipts_of(found))
+        judge.delete_asked(delivery.number, client.cell.kernel.now_us)
+    outcome = yield Delete(queue_id, partition, receipts_of(found))
     if isinstance(outcome, EntriesOutcome):
         for delivery, error in zip(found, outcome.errors, strict=True):
             if error is None:
-                checker.deleted(delivery.number, client.cell.kernel.now_us)
+                judge.deleted(delivery.number, client.cell.kernel.now_us)
 
 
-def watch_empty(client: Client) -> Script:
+def watch_empty(client: Client, queue_ids: Collection[int]) -> Script:
     """After sending has stopped: ask until each partition says that it is empty."""
     cell, checker = client.cell, client.cell.partition_checker
     while cell.producers_left:
         yield 100 * MS
-    left = [entry.number for entry in read_partitions(checker.table)]
+    left = [(queue_id, entry.number) for queue_id in queue_ids for entry in read_partitions(checker.table)]
     while left:
-        counts = yield CountMessages(CHANGING, left[-1])
+        counts = yield CountMessages(*left[-1])
         if isinstance(counts, CallerError):  # it was drained meanwhile, and dropped
             left.pop()
             continue
         if isinstance(counts, QueueCounts):
-            cell.last_counts = f"partition {left[-1]} of changing: {counts}"
+            cell.last_counts = f"queue and partition {left[-1]}: {counts}"
             if not counts.visible + counts.in_flight + counts.delayed:
                 left.pop()
                 continue

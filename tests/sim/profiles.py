@@ -125,6 +125,10 @@ class Profile:
     """Whether that one is ExactlyOnce, and knows messages by their deduplication ids alone."""
     changes_fifo: bool = False
     """Whether that is a FIFO queue."""
+    changes_log: bool = False
+    """Whether that is a log with two consumer groups."""
+    restores_rows: bool = False
+    """Whether its row goes back to an older one, as in a restored store."""
     has_guarantees: bool = False
     """Whether there are queues with other guarantees than AtLeastOnce."""
 
@@ -203,6 +207,8 @@ def draw(seed: int) -> Profile:
     profile.has_uptime |= Random(f"{seed}/uptime").random() < 0.5
     profile.has_changing_partitions = Random(f"{seed}/partitions").random() < 0.1
     profile.changes_fifo = Random(f"{seed}/fifo partitions").random() < 0.5
+    profile.changes_log = Random(f"{seed}/log partitions").random() < 0.3
+    profile.restores_rows = Random(f"{seed}/restored rows").random() < 0.5
     guarantees = Random(f"{seed}/guarantees")
     profile.has_guarantees = guarantees.random() < 0.2
     profile.has_changing_ids = guarantees.random() < 0.5
@@ -297,6 +303,10 @@ HUNTS: dict[str, dict[str, int]] = {
     "completions": {"kill": 2, "power cut": 3, "leader cut off": 3, "transfer": 6},
     "partitions": {"kill": 2, "power cut": 3, "leader cut off": 3, "transfer": 6},
     "fifo partitions": {"kill": 2, "power cut": 3, "leader cut off": 3, "transfer": 6},
+    "restored rows": {"kill": 4, "leader cut off": 4, "transfer": 6},
+    "held groups": {"kill": 2, "leader cut off": 2, "transfer": 6},
+    "log partitions": {"kill": 3, "power cut": 4, "leader cut off": 4, "transfer": 6},
+    "fifo log partitions": {"kill": 3, "power cut": 4, "leader cut off": 4, "transfer": 6},
     "transactions": {"kill": 2, "power cut": 3, "leader cut off": 4, "transfer": 6},
     "guarantees": {"kill": 4, "leader alone": 4, "transfer": 6, "power cut": 5},
     "claims": {"kill": 3, "power cut": 4, "leader cut off": 5, "transfer": 6},
@@ -333,9 +343,12 @@ def draw_for(hunt: str, seed: int) -> Profile:
     profile.has_transactions = hunt == "transactions"
     profile.has_redrives = hunt == "redrives"
     profile.has_claims = hunt == "claims"
-    changes = ("partitions", "fifo partitions")
+    logs = ("log partitions", "fifo log partitions")
+    changes = ("partitions", "fifo partitions", "restored rows", "held groups", *logs)
     profile.has_changing_partitions = hunt in changes
-    profile.changes_fifo = hunt == "fifo partitions"
+    profile.changes_fifo = hunt in ("fifo partitions", "held groups", "fifo log partitions")
+    profile.changes_log = hunt in logs
+    profile.restores_rows = hunt in ("restored rows", *logs)
     profile.has_guarantees = hunt == "guarantees"
     profile.has_changing_ids = False
     profile.has_completions = hunt == "completions"
@@ -359,6 +372,11 @@ def draw_for(hunt: str, seed: int) -> Profile:
     if hunt in changes:  # each change takes as long as ids are known
         profile.fire_us = 80 * SECOND
         profile.snapshot_us = SECOND
+    if hunt in logs:  # much is going on besides: less will do
+        profile.gap_us = 60 * MS
+    if hunt == "held groups":  # what is decided waits for its commit, and is lost with its leader
+        profile.disk.slow = 0.3
+        profile.disk.slow_us = 500 * MS
     if hunt == "guarantees":
         profile.disk.fsync_us = (2 * MS, 15 * MS)
         profile.intervals_us.pop("clock jump", None)

@@ -58,6 +58,7 @@ from quaymaster.core.values.records import (
     iterate_rows,
     record_at,
 )
+from sim.changing_partitions import CHANGING
 from sim.claims import ClaimRows, answer_of
 from sim.guarantees import GivenOnce
 from sim.kernel import MS, SECOND, Violation
@@ -182,6 +183,7 @@ class Replica:
         has_moves = cell.faults.has_moves or cell.faults.has_completions
         self._moves = Moves(self) if has_moves and self._tasks is None else None
         self._questions = Questions(self) if cell.faults.has_changing_partitions else None
+        self._has_logs_that_change = cell.faults.has_changing_partitions and cell.faults.changes_log
 
     @property
     def log(self) -> LogReplica:
@@ -912,17 +914,30 @@ class Replica:
         every_us = self.cell.faults.compaction_us
         if every_us and self._random.random() < TICK_US / every_us:
             self._compact()
-        if self.cell.faults.has_transactions and self.journal.is_leading:
+        if (self.cell.faults.has_transactions or self._has_logs_that_change) and self.journal.is_leading:
             now_ms = self.time_ms()
             for partition in list(self.journal.queues.partitions.values()):
                 if partition.staged is not None and partition.staged.expired(now_ms):
                     expire = ExpireMessages(partition.definition.queue_id, partition.number)
                     self.journal.propose(expire, None, now_ms)
-        if self.cell.faults.has_more_queues and self.journal.is_leading and self._is_expiry_due():
+        is_expiring = self.cell.faults.has_more_queues or self._has_logs_that_change
+        if is_expiring and self.journal.is_leading and self._is_expiry_due():
+            if self._has_logs_that_change:
+                self._expire_logs()
             for partition in list(self.journal.queues.partitions.values()):
                 if partition.alive and partition.definition.retention_ms < RETENTION_SHORT_MS:
                     expire = ExpireMessages(partition.definition.queue_id, partition.number)
                     self.journal.propose(expire, None, self.time_ms())
+
+    def _expire_logs(self) -> None:
+        """Let logs whose partitions change drop what is too much for them."""
+        for partition in list(self.journal.queues.partitions.values()):
+            if partition.definition.queue_id == CHANGING and partition.alive:
+                head = partition.head
+                expire = ExpireMessages(CHANGING, partition.number)
+                self.journal.propose(expire, None, self.time_ms())
+                if partition.head > head:
+                    self.cell.log_reader.kept(partition, self.journal.queues.definitions[CHANGING])
 
     def _is_expiry_due(self) -> bool:
         now_us = self._kernel.now_us

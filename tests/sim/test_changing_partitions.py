@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from harness.replica_host import queue
+from msgspec.structs import replace
 
+from quaymaster.core.values.queues.queue_definitions import PartitionPlacement, replace_definition
 from sim.cell import Cell
+from sim.changing_logs import LogReader
 from sim.changing_partitions import GROUPS, PartitionChecker
 from sim.kernel import Violation
 from sim.profiles import draw_for
@@ -40,6 +44,80 @@ def test_cells_keep_the_order_of_groups_while_partitions_change() -> None:
     assert cell.partition_checker.is_fifo
     assert cell.partition_checker.changes > 0, "nothing was tried"
     assert cell.partition_checker.judged_empty > 0, "no answer was empty"
+
+
+@pytest.mark.parametrize(("profile", "seed"), [("log partitions", 0), ("fifo log partitions", 4)])
+def test_cells_keep_logs_whole_while_their_partitions_change(profile: str, seed: int) -> None:
+    cell = Cell(seed, profile=draw_for(profile, seed))
+
+    cell.run()
+
+    assert cell.partition_checker.changes > 0, "nothing was tried"
+    assert cell.log_reader.read > 0, "nothing was read by offsets"
+    assert cell.log_reader.ends, "no partition was closed, read and purged"
+    assert any(batch.is_committed for sink in cell.sinks for batch in sink.batches), "nothing was committed"
+
+
+def test_a_message_that_comes_after_a_younger_one_of_its_group_is_found() -> None:
+    older, younger, other = 1, 1 + len(GROUPS), 2
+    checker = checker_of(older, younger, other)
+    checker.is_fifo = True
+
+    checker.delivered(0, delivered(older, 5) + delivered(younger, 6), 10, 20)
+    checker.delivered(0, delivered(older, 5), 30, 40)
+    checker.delivered(0, delivered(younger, 6) + delivered(other, 9), 50, 60)
+    checker.delivered(0, delivered(older, 5), 55, 70)  # it may have been answered before
+    with pytest.raises(Violation, match=f"P2: message {older} at 5 is given after a younger one"):
+        checker.delivered(0, delivered(older, 5), 65, 80)
+
+
+def test_a_message_of_a_transaction_in_front_of_one_that_was_acknowledged_before_is_found() -> None:
+    older, younger = 1, 1 + len(GROUPS)
+    checker = checker_of(older)
+    checker.is_fifo = True
+    checker.transaction_acked([older], 10)
+    checker.send_asked(younger, 20)
+    checker.transaction_acked([younger], 30)
+    for number, sequence in ((older, 50), (younger, 7)):
+        checker.read(number, (0, sequence))
+        checker.delete_asked(number)
+
+    with pytest.raises(Violation, match=f"P4: message {younger} is at .*, and {older} of its group"):
+        checker.check_drained()
+
+
+def log_reader_of(*numbers: int) -> tuple[LogReader, PartitionChecker]:
+    reader, checker = LogReader(), checker_of(*numbers)
+    reader.begin(checker)
+    return reader, checker
+
+
+def test_a_log_that_lacks_a_message_has_another_one_or_never_had_it_is_found() -> None:
+    reader, checker = log_reader_of(1, 2, 3)
+    checker.send_acked(1, 0, (5, 1), 0, is_new=True)
+    checker.send_acked(2, 0, (6, 2), 0, is_new=True)
+
+    reader.found(0, 5, [(5, 1)], 6)
+    with pytest.raises(Violation, match=r"L8: message 2 at \(0, 6\) was never there"):
+        reader.check_drained()
+    with pytest.raises(Violation, match="L8: partition 0 was read from 5 to 7"):
+        reader.found(0, 5, [(5, 1)], 7)
+    with pytest.raises(Violation, match="P5: the place"):
+        reader.found(0, 6, [(6, 3)], 7)
+    with pytest.raises(Violation, match="I16: message 9"):
+        reader.found(0, 7, [(7, 9)], 8)
+    assert reader.skip_to(0, 6, 7) == 7
+    reader.check_drained()
+
+
+def test_a_drained_partition_that_ends_elsewhere_than_its_messages_is_found() -> None:
+    reader, _ = log_reader_of()
+    reader.ends[0] = 4
+    placed = PartitionPlacement(0, 1, "drained", first_sequence=1, sends=3)
+
+    reader.check_end(replace_definition(queue(1), partitions=(placed,)))
+    with pytest.raises(Violation, match="L8: partition 0 ended at 4, and 5 by the table"):
+        reader.check_end(replace_definition(queue(1), partitions=(replace(placed, sends=4),)))
 
 
 def test_a_message_that_overtakes_an_older_one_of_its_group_is_found() -> None:

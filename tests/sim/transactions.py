@@ -7,6 +7,7 @@ of the same sink may do so at any time, too. Doomed batches are never committed.
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING
@@ -24,13 +25,14 @@ from quaymaster.core.values.commands.transactions import (
     StageMessages,
 )
 from quaymaster.core.values.errors import InvalidParameterValue, NotNow, StageNotFound
-from sim.clients import Client, Script
+from sim.clients import Client, Script, Wish
 from sim.kernel import MS, Violation
-from sim.queue_checker import QueueChecker, QueueKind
+from sim.queue_checker import QueueKind
 
 if TYPE_CHECKING:
     from sim.cell import Cell
 
+TransactionCommand = StageMessages | CommitTransaction | AbortTransaction
 PARTS_MAX = 3
 MESSAGES_MAX = 12
 TRANSACTION_EXPIRES_MS = 10_000
@@ -61,7 +63,7 @@ class Batch:
 
 @dataclass(slots=True)
 class Sink:
-    """The batches of one sink: its drivers share nothing else."""
+    """The batches of one sink, to a queue of one partition: its drivers share nothing else."""
 
     name: str
     queue: QueueKind
@@ -80,15 +82,66 @@ class Sink:
         if self.has_open:
             return self.batches[-1]
         parts = [
-            [
-                (cell.next_number(), random.randint(1, self.groups) if self.queue.is_fifo else 0)
-                for _ in range(random.randint(0 if at else 1, MESSAGES_MAX))
-            ]
+            [self.new_message(cell, random) for _ in range(random.randint(0 if at else 1, MESSAGES_MAX))]
             for at in range(random.randint(1, PARTS_MAX))
         ]
         batch = Batch(len(self.batches), parts, is_doomed=self.has_doomed and random.random() < 0.3)
         self.batches.append(batch)
         return batch
+
+    def new_message(self, cell: Cell, random: Random) -> tuple[int, int]:
+        """Return the number of a new message, and its group."""
+        return cell.next_number(), random.randint(1, self.groups) if self.queue.is_fifo else 0
+
+    def ask(self, client: Client, command: TransactionCommand) -> Generator[Wish, object, object]:
+        """Ask the leader, and return what it answers."""
+        return (yield command)
+
+    def begin_commit(self, cell: Cell, batch: Batch) -> None:
+        """From now on a batch may be there."""
+        if batch.is_asked:
+            return
+        batch.is_asked = True
+        for part in batch.parts:
+            for number, group in part:
+                self.send_asked(cell, number, group)
+
+    def send_asked(self, cell: Cell, number: int, group: int) -> None:
+        """Tell judges that a message may be there."""
+        for checker, queue_id in cell.judges_of(self.queue):
+            checker.send_asked(queue_id, number, group=group, dedup=0, delay_ms=0, now_us=cell.kernel.now_us)
+
+    def note_commit(self, cell: Cell, batch: Batch) -> None:
+        """Somebody was told that a batch is committed."""
+        if not batch.is_committed:
+            batch.is_committed = True
+            self.acked(cell, batch.numbers)
+
+    def acked(self, cell: Cell, numbers: list[int]) -> None:
+        """Tell judges that messages were sent."""
+        for checker, _ in cell.judges_of(self.queue):
+            checker.transaction_acked(numbers, cell.kernel.now_us)
+
+    def check_batches(self, cell: Cell) -> None:
+        """All queues are empty: every batch is there whole, in its order and side by side, or not at all (I23)."""
+        for checker, queue_id in cell.judges_of(self.queue):
+            for batch in self.batches:
+                self.check_batch(
+                    batch,
+                    [checker.place_of(number, queue_id) for number in batch.numbers]
+                    if batch.is_asked
+                    else [],
+                    queue_id,
+                )
+
+    def check_batch(self, batch: Batch, places: list[int | None], queue_id: int) -> None:
+        """Judge a batch by the sequence numbers that its messages were seen at."""
+        first = places[0] if places else None
+        expected = [None] * len(places) if first is None else list(range(first, first + len(places)))
+        if places != expected or (batch.is_committed and first is None and places):
+            raise Violation(
+                "I23", f"batch {batch.number} of {self.name} is not whole in queue {queue_id}: {places}"
+            )
 
 
 def drive(client: Client, sink: Sink, *, gap_us: int) -> Script:
@@ -115,15 +168,17 @@ def _try_batch(client: Client, sink: Sink, batch: Batch) -> Script:
     for at, part in enumerate(batch.parts):
         name = f"{at}/{sink.attempts}"
         if random.random() < 0.2:  # a task that fails: its part is there under another name
-            yield _stage(queue, sink, batch, f"{name}/failed", 0, part[: random.randint(0, len(part))])
+            yield from sink.ask(
+                client, _stage(queue, sink, batch, f"{name}/failed", 0, part[: random.randint(0, len(part))])
+            )
         first = 0
         while first < len(part):
             some = part[first : first + random.randint(1, MESSAGES_MAX)]
-            outcome = yield _stage(queue, sink, batch, name, first, some)
+            outcome = yield from sink.ask(client, _stage(queue, sink, batch, name, first, some))
             if isinstance(outcome, StagedOutcome) and outcome.is_committed:
                 if not batch.is_asked:
                     raise Violation("I23", f"batch {batch.number} of {sink.name} is committed unasked")
-                _note_commit(cell, sink, batch)
+                sink.note_commit(cell, batch)
                 return
             if isinstance(outcome, InvalidParameterValue):
                 return  # what came before is gone: it has expired
@@ -132,19 +187,23 @@ def _try_batch(client: Client, sink: Sink, batch: Batch) -> Script:
         stages.append(StageCount(name, len(part)))
     if batch.is_doomed:
         if random.random() < 0.7:
-            outcome = yield AbortTransaction(queue.queue_id, 0, sink.name, batch.number)
+            outcome = yield from sink.ask(
+                client, AbortTransaction(queue.queue_id, 0, sink.name, batch.number)
+            )
             if isinstance(outcome, AbortedOutcome) and not outcome.is_aborted:
                 raise Violation("I23", f"batch {batch.number} of {sink.name} is committed unasked")
         return
-    _ask(cell, sink, batch)
-    outcome = yield CommitTransaction(queue.queue_id, 0, sink.name, batch.number, stages)
+    sink.begin_commit(cell, batch)
+    outcome = yield from sink.ask(
+        client, CommitTransaction(queue.queue_id, 0, sink.name, batch.number, stages)
+    )
     if isinstance(outcome, CommittedOutcome):
         if batch is sink.batches[-1] and outcome.messages != len(batch.numbers):
             raise Violation(
                 "I23", f"batch {batch.number} of {sink.name} was committed with {outcome.messages} messages"
             )
-        _note_commit(cell, sink, batch)
-        outcome = yield AbortTransaction(queue.queue_id, 0, sink.name, batch.number)
+        sink.note_commit(cell, batch)
+        outcome = yield from sink.ask(client, AbortTransaction(queue.queue_id, 0, sink.name, batch.number))
         if isinstance(outcome, AbortedOutcome) and outcome.is_aborted:
             raise Violation("I23", f"batch {batch.number} of {sink.name} was committed and then aborted")
         return
@@ -154,12 +213,12 @@ def _try_batch(client: Client, sink: Sink, batch: Batch) -> Script:
 def _try_at_once(client: Client, sink: Sink, batch: Batch) -> Script:
     """Stage the only part of a batch and commit it with the same command; twice, which must change nothing."""
     cell, queue = client.cell, sink.queue
-    _ask(cell, sink, batch)
+    sink.begin_commit(cell, batch)
     (part,) = batch.parts
     command = _stage(queue, sink, batch, f"0/{sink.attempts}", 0, part)
     command.commit = True
     for _ in range(2):
-        outcome = yield command
+        outcome = yield from sink.ask(client, command)
         if isinstance(outcome, NotNow):
             return
         assert isinstance(outcome, StagedOutcome), f"a commit was refused: {outcome}"
@@ -169,28 +228,7 @@ def _try_at_once(client: Client, sink: Sink, batch: Batch) -> Script:
             raise Violation(
                 "I23", f"batch {batch.number} of {sink.name} was sent with {outcome.count} messages"
             )
-        _note_commit(cell, sink, batch)
-
-
-def _ask(cell: Cell, sink: Sink, batch: Batch) -> None:
-    """From now on a batch may be there."""
-    if batch.is_asked:
-        return
-    batch.is_asked = True
-    for part in batch.parts:
-        for number, group in part:
-            for checker, queue_id in cell.judges_of(sink.queue):
-                checker.send_asked(
-                    queue_id, number, group=group, dedup=0, delay_ms=0, now_us=cell.kernel.now_us
-                )
-
-
-def _note_commit(cell: Cell, sink: Sink, batch: Batch) -> None:
-    """Somebody was told that a batch is committed."""
-    if not batch.is_committed:
-        batch.is_committed = True
-        for checker, _ in cell.judges_of(sink.queue):
-            checker.transaction_acked(batch.numbers, cell.kernel.now_us)
+        sink.note_commit(cell, batch)
 
 
 def _stage(
@@ -198,18 +236,3 @@ def _stage(
 ) -> StageMessages:
     messages: list[NewMessage] = [message(number, group=group) for number, group in some]
     return StageMessages(queue.queue_id, 0, sink.name, batch.number, name, first, messages)
-
-
-def check_batches(sink: Sink, judges: list[tuple[QueueChecker, int]]) -> None:
-    """All queues are empty: every batch is there whole, in its order and side by side, or not at all (I23)."""
-    for batch in sink.batches:
-        for checker, queue_id in judges:
-            places = (
-                [checker.place_of(number, queue_id) for number in batch.numbers] if batch.is_asked else []
-            )
-            first = places[0] if places else None
-            expected = [None] * len(places) if first is None else list(range(first, first + len(places)))
-            if places != expected or (batch.is_committed and first is None and places):
-                raise Violation(
-                    "I23", f"batch {batch.number} of {sink.name} is not whole in queue {queue_id}: {places}"
-                )
