@@ -517,6 +517,52 @@ def test_a_restored_row_gives_no_number_that_a_journal_knows_again(tmp_path: Pat
     with_orders(scenario, tmp_path)
 
 
+def test_a_restored_row_ages_only_once_its_journals_have_no_later_table(tmp_path: Path) -> None:
+    async def scenario(table: Table) -> None:
+        queue_id = table.queue.queue_id
+        await table.change("split", into=4)
+        await table.closed()
+        for number in (1, 2, 3, 4):
+            table.journals.messages[queue_id, number] = 1
+        await table.change("merge")
+        await table.closed()
+        first = table.queue
+        await table.change("split", 5, into=2)
+        await table.step()
+        known = table.queue
+        await restore_row(table, first)
+        for number in (1, 2, 3, 4):
+            table.journals.messages[queue_id, number] = 0
+
+        # The four that are drained at once would make the row a later table than that of the journals.
+        await table.step()
+
+        assert [entry.number for entry in in_state(table.queue, "open")] == [6, 7]
+        assert table.queue.table_version >= known.table_version
+        await table.step()
+        assert {entry.number for entry in in_state(table.queue, "drained")} >= {1, 2, 3, 4}
+
+    with_orders(scenario, tmp_path)
+
+
+def test_partitions_age_only_while_the_journals_of_open_ones_answer(tmp_path: Path) -> None:
+    async def scenario(table: Table) -> None:
+        await table.change("split", into=2)
+        while in_state(table.queue, "new"):
+            await table.step()
+        table.world.clock.pass_s(301)
+        table.journals.without_leader = {1}
+
+        assert await table.step() > 0
+
+        assert table.states[0][2] == "closing"
+        table.journals.without_leader = set()
+        await table.step()
+        assert table.states[0][2] == "drained"
+
+    with_orders(scenario, tmp_path)
+
+
 def test_a_row_takes_the_table_of_its_journals_when_a_front_end_met_it(tmp_path: Path) -> None:
     async def scenario(table: Table) -> None:
         first = table.queue
