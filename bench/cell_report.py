@@ -40,7 +40,7 @@ def cell_gaps(record: Record) -> str:
             rows.append([about["label"], str(len(gaps)), *_spread(clients), *_spread(queue), str(refused)])
     head = [
         *("Cluster", "kills", "a client waited: median", "p99", "longest"),
-        *("nobody was answered: median", "p99", "longest", "refusals"),
+        *("no one was answered: median", "p99", "longest", "refusals"),
     ]
     return table(head, rows)
 
