@@ -1,4 +1,4 @@
-"""Attributes SQS does not have: Durability, and those that are refused until they are built."""
+"""Attributes SQS does not have: Durability, ReplicationMode, PushSigning."""
 
 from __future__ import annotations
 
@@ -8,10 +8,6 @@ import pytest
 
 from .conftest import MakeQueue
 from .support import attributes_of, bodies, refused, send, unique
-
-NOT_BUILT = [
-    ("PushSigning", "Ed25519"),
-]
 
 
 @pytest.mark.parametrize("value", ["Memory", "Async", "Sync"])
@@ -39,14 +35,17 @@ def test_other_durability_is_refused(sqs: Any, queue: str) -> None:
         sqs.set_queue_attributes(QueueUrl=queue, Attributes={"Durability": "Forever"})
 
 
-@pytest.mark.parametrize(("name", "value"), NOT_BUILT)
-def test_attribute_that_is_not_built_is_refused_by_name(sqs: Any, queue: str, name: str, value: str) -> None:
-    codes = ("InvalidAttributeValue", "InvalidAttributeName", "AWS.SimpleQueueService.UnsupportedOperation")
+def test_receivers_of_pushed_messages_may_have_a_public_key_only(sqs: Any, make_queue: MakeQueue) -> None:
+    url = make_queue(PushSigning="Ed25519", PushEndpoint="https://example.com/orders")
 
-    with refused(codes, containing=name):
-        sqs.create_queue(QueueName=unique(), Attributes={name: value})
-    with refused(codes, containing=name):
-        sqs.set_queue_attributes(QueueUrl=queue, Attributes={name: value})
+    shown = attributes_of(sqs, url, "PushPublicKey", "PushSigning")
+
+    assert shown["PushSigning"] == "Ed25519"
+    assert shown["PushPublicKey"].startswith("whpk_")
+    with refused("InvalidAttributeValue", containing="PushSigning"):
+        sqs.set_queue_attributes(QueueUrl=url, Attributes={"PushSigning": "RSA"})
+    with refused("InvalidAttributeName", containing="PushPublicKey"):
+        sqs.set_queue_attributes(QueueUrl=url, Attributes={"PushPublicKey": "whpk_"})
 
 
 def test_a_queue_may_have_equal_partitions_from_its_creation_on(sqs: Any, make_queue: MakeQueue) -> None:
