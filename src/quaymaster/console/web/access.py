@@ -161,13 +161,15 @@ class Sights:
         self._caller = caller
         self.account = account
 
-    async def scope(self, chosen: str, needs: Needs) -> str | None:
-        """Return the account of which a page shows things; None: of all, which operators see who may see each."""
-        if not self._caller.is_operator:
-            return self.account
-        if chosen:
-            return chosen
-        return self.account if await self.refusal(None, needs) else None
+    async def scope(self, chosen: str, needs: Needs) -> tuple[str | None, str]:
+        """Return the account of which a page shows things, and what a refusal of them would say: "" if they are seen.
+
+        The account is None for those of all, which operators see who may see each.
+        """
+        if self._caller.is_operator and not chosen and not await self.refusal(None, needs):
+            return None, ""
+        account = chosen if self._caller.is_operator and chosen else self.account
+        return account, await self.refusal(account, needs)
 
     async def refusal(self, account: str | None, needs: Needs) -> str:
         """Return "" where the user may see something of an account (None: of all), else what a refusal would say."""

@@ -88,8 +88,7 @@ async def _list(call: PageCall, errors: dict[str, str], status: int) -> Response
 
 async def listed_scope(call: PageCall) -> str | None:
     """Return the account whose alerts are listed; None: all. APIError: the user sees none of them."""
-    scope = await call.sees.scope(call.query("account"), access.alerts)
-    refusal = await call.sees.refusal(scope, access.alerts)
+    scope, refusal = await call.sees.scope(call.query("account"), access.alerts)
     if refusal:
         raise access.refused(refusal)
     return scope

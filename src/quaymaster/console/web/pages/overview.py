@@ -24,12 +24,16 @@ class OverviewParts(NamedTuple):
         """Whether problems of the cell are shown: to operators who look at all accounts."""
         return self.account is None and not self.cell
 
+    @property
+    def has_all_problems(self) -> bool:
+        """Whether nothing that needs attention is left out."""
+        return not self.alerts and not self.cell
+
 
 async def parts_of(call: PageCall) -> OverviewParts:
     """Return what the user of a page may see of the overview. APIError: nothing of it."""
     sees = call.sees
-    account = await sees.scope(call.query("account"), access.values)
-    charts = await sees.refusal(account, access.values)
+    account, charts = await sees.scope(call.query("account"), access.values)
     alerts = await sees.refusal(account, access.alerts)
     cell = await sees.refusal(sees.account, access.cell) if account is None else ""
     if charts and alerts:

@@ -28,9 +28,8 @@ async def list_request(call: PageCall) -> tuple[ListRequest, str]:
     APIError: the user sees no list.
     """
     sees = call.sees
-    scope = await sees.scope(call.query("account"), access.values)
+    scope, without_values = await sees.scope(call.query("account"), access.values)
     asked = parse_list(scope, call.query("q"), call.query("sort"), call.query("shown"))
-    without_values = await sees.refusal(scope, access.values)
     if without_values:
         refusal = await sees.refusal(scope, access.names)
         if refusal:
@@ -59,8 +58,9 @@ async def show(call: PageCall) -> Response:
     found = call.state.orders.find(asked, call.site.queues, now_ms, call.site.queue)
     next_shown = min(SHOWN_MAX, asked.shown + STEP)
     has_more = found.found > asked.shown and next_shown > asked.shown
-    rows = [QueueNow(one.account, one.name, one.queue_id) for one in found.rows]
-    rows = rows if without_values else list(found.rows)
+    rows = list(found.rows)
+    if without_values:
+        rows = [QueueNow(one.account, one.name, one.queue_id) for one in rows]
     values: dict[str, Any] = {
         "asked": asked,
         "found": found,

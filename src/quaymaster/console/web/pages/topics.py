@@ -32,7 +32,8 @@ async def topic_of(call: PageCall) -> Topic | None:
     match kind:
         case "overview":
             parts = await overview.parts_of(call)
-            return Topic(kind, parts.account, _marks(alerts=not parts.alerts, cell=parts.shows_cell))
+            marks = _marks(alerts=not parts.alerts, cell=parts.shows_cell, all=parts.has_all_problems)
+            return Topic(kind, parts.account, marks)
         case "alerts":
             return Topic(kind, await alerts.listed_scope(call))
         case "queues":
@@ -77,10 +78,7 @@ class TopicRenderer:
                     shows_alerts="alerts" in topic.subject,
                     shows_cell="cell" in topic.subject,
                 )
-                is_whole = "alerts" in topic.subject and (
-                    "cell" in topic.subject or topic.account is not None
-                )
-                return {"overview": self._part("overview_body", shown, now_ms, is_whole)}
+                return {"overview": self._part("overview_body", shown, now_ms, "all" in topic.subject)}
             case "queues":
                 return self._queue_rows(topic, now_ms)
             case "queue":
