@@ -10,7 +10,6 @@ GET /                to the console's pages, where this process knows their addr
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import time
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ from quaymaster.monitoring.health import Health
 from quaymaster.monitoring.logs import log_failure
 from quaymaster.monitoring.metrics import CONTENT_TYPE, Metrics
 from quaymaster.net.http.message import HTTPRequest
+from quaymaster.settings.addresses import Address
 
 SCRAPES_MAX: Final = 64
 """Scrapes that wait at once; one rendering answers all of them."""
@@ -95,7 +95,9 @@ class ProbePort:
     def _lead_to_console(self, request: HTTPRequest) -> None:
         url = self._metrics.console_url
         # A browser of another machine would look for the console on its own.
-        if url and (not _is_loopback(urlsplit(url).hostname or "") or _is_loopback(request.peer)):
+        if url and (
+            not Address(urlsplit(url).hostname or "", 0).is_loopback or Address(request.peer, 0).is_loopback
+        ):
             request.respond(302, f"Location: {url.rstrip('/')}/\r\nCache-Control: no-store\r\n".encode(), b"")
             return
         text = b"nothing is here: no address of a console is known, see the setting console_url\n"
@@ -163,11 +165,3 @@ def _readiness(health: Health, reason: str | None) -> int:
 
 def _respond(request: HTTPRequest, status: int, answer: Mapping[str, Any]) -> None:
     request.respond(status, b"Content-Type: application/json\r\n", msgspec.json.encode(answer))
-
-
-def _is_loopback(host: str) -> bool:
-    """Tell whether a name or address is of the machine that uses it."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

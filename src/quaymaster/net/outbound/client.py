@@ -39,8 +39,8 @@ WAITING_MAX: Final = 1_000
 IDLE_CONNECTION_S: Final = 15.0
 
 _AddrInfo = tuple[Any, Any, int, str, tuple[Any, ...]]
-_dialing: ContextVar[_Dialing | None] = ContextVar("_dialing", default=None)
-"""What became of the addresses of the call in progress: aiohttp tells only that there is no connection."""
+_in_progress: ContextVar[_Progress | None] = ContextVar("_in_progress", default=None)
+"""How far the call has come that a socket is made for: aiohttp tells only that there is no connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +109,7 @@ class OutboundClient:
         except BadURL as error:
             raise OutboundRefused(str(error)) from None
         progress = _Progress()
-        dialing = _Dialing()
-        token = _dialing.set(dialing)
+        token = _in_progress.set(progress)
         try:
             async with asyncio.timeout(timeout_s), self._turn():
                 return await self._call(method, parsed, headers or {}, body, answer_bytes_max, progress)
@@ -118,19 +117,19 @@ class OutboundClient:
             raise OutboundFailed(
                 f"no answer within {timeout_s:g} s",
                 may_have_acted=progress.is_connected,
-                was_dialed=dialing.was_dialed,
+                was_dialed=progress.was_dialed,
             ) from None
         except aiohttp.InvalidURL:
             raise OutboundRefused("the host is neither a name nor an IP address in its usual form") from None
         except (aiohttp.ClientError, OSError, ValueError, RuntimeError) as error:
             # RuntimeError: the client was closed meanwhile.
-            if dialing.refusals and not progress.is_connected:
-                raise OutboundRefused(f"the address may not be called: {dialing.refusals[0]}") from None
+            if progress.refusals and not progress.is_connected:
+                raise OutboundRefused(f"the address may not be called: {progress.refusals[0]}") from None
             raise OutboundFailed(
-                _reason(error), may_have_acted=progress.is_connected, was_dialed=dialing.was_dialed
+                _reason(error), may_have_acted=progress.is_connected, was_dialed=progress.was_dialed
             ) from None
         finally:
-            _dialing.reset(token)
+            _in_progress.reset(token)
 
     async def _call(
         self,
@@ -188,14 +187,14 @@ class OutboundClient:
 
         def socket_for(info: _AddrInfo) -> socket.socket:
             family, kind, protocol, _, address = info
-            dialing = _dialing.get()
-            assert dialing is not None, "sockets are made in calls"
+            progress = _in_progress.get()
+            assert progress is not None, "sockets are made in calls"
             if self._rules is not None:
                 why = self._rules.why_refused(address[0], address[1], is_encrypted=is_encrypted)
                 if why is not None:
-                    dialing.refusals.append(why)
+                    progress.refusals.append(why)
                     raise PermissionError(why)
-            dialing.was_dialed = True
+            progress.was_dialed = True
             return socket.socket(family=family, type=kind, proto=protocol)
 
         return aiohttp.ClientSession(
@@ -216,20 +215,16 @@ class OutboundClient:
         )
 
 
-class _Dialing:
-    __slots__ = ("refusals", "was_dialed")
-
-    def __init__(self) -> None:
-        self.refusals: list[str] = []
-        """Why addresses were not dialed."""
-        self.was_dialed = False
-
-
 class _Progress:
-    __slots__ = ("is_connected",)
+    """How far a call has come. Without a connection nothing of it was sent."""
+
+    __slots__ = ("is_connected", "refusals", "was_dialed")
 
     def __init__(self) -> None:
         self.is_connected = False
+        self.was_dialed = False
+        self.refusals: list[str] = []
+        """Why addresses were not dialed."""
 
 
 async def _note_connected(_: aiohttp.ClientSession, context: Any, __: object) -> None:
