@@ -57,7 +57,7 @@ from quaymaster.core.values.errors import (
     UnsupportedOperation,
 )
 from quaymaster.core.values.formats import DELIVERY, CellFormat
-from quaymaster.core.values.partition_tables import has_all_keys
+from quaymaster.core.values.partition_tables import entry_of, has_all_keys
 from quaymaster.core.values.records import Record, RecordType
 
 SEEN_TOGETHER_MAX = 32_768
@@ -211,7 +211,8 @@ def check_has_all_groups(partition: Partition) -> None:
     some that its siblings have, or take yet.
     """
     definition = partition.definition
-    if definition.is_fifo and not has_all_keys(definition, partition.number):
+    entry = entry_of(definition, partition.number)
+    if definition.is_fifo and entry is not None and not has_all_keys(entry):
         raise NotNow("The partitions of the queue are being merged. Try again.")
 
 

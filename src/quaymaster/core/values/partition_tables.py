@@ -58,10 +58,9 @@ def has_key(entry: PartitionPlacement, key: int) -> bool:
     return entry.first_key <= key <= entry.last_key
 
 
-def has_all_keys(definition: QueueDefinition, number: int) -> bool:
-    """Return whether every message is, or was, for this partition; one that is not listed any more had all."""
-    entry = entry_of(definition, number)
-    return entry is None or (entry.first_key, entry.last_key) == (0, KEY_MAX)
+def has_all_keys(entry: PartitionPlacement) -> bool:
+    """Return whether every message is, or was, for a partition."""
+    return (entry.first_key, entry.last_key) == (0, KEY_MAX)
 
 
 def have_keys_in_common(one: PartitionPlacement, other: PartitionPlacement) -> bool:
@@ -139,7 +138,7 @@ def share_of(definition: QueueDefinition, number: int, whole: int) -> int:
     It is the same before and after its seal. One that is not listed any more has all.
     """
     entry = entry_of(definition, number)
-    if entry is None or has_all_keys(definition, number):
+    if entry is None or has_all_keys(entry):
         return whole
     return -(-whole * (entry.last_key - entry.first_key + 1) // (KEY_MAX + 1))
 
