@@ -145,9 +145,8 @@ class KeyedQueues:
             if secret is not None:
                 await self._see_secret(changed)
                 if PUSH_ENDPOINT.name not in changes and changed.push_endpoint != endpoint:
-                    endpoint = (
-                        changed.push_endpoint
-                    )  # set meanwhile, elsewhere: headers are for the host of now
+                    # It was set elsewhere meanwhile: headers are for the host of now.
+                    endpoint = changed.push_endpoint
                     continue
             return changed
         raise Overloaded

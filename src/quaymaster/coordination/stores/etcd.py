@@ -9,8 +9,8 @@ root is no part of keys here. A revision is etcd's: it counts the changes of all
     watch            a stream from the last seen revision; after a cut, from there again, at any member
 
 A watch may be dead without a sign: its member paused or cut off, a proxy between that forgot it. So while one is
-silent, its member must answer a read that needs the leader each WATCH_PROBE_S, whoever asks for it; and the watch is
-made anew after WATCH_RENEW_S.
+silent, its member must answer a read that needs the leader each WATCH_PROBE_S, also one that others ask for; and
+the watch is made again after WATCH_RENEW_S.
 
 Each row carries a checksum (`row_checksum`), which is put on and taken off here.
 

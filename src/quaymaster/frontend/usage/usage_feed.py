@@ -52,7 +52,6 @@ STOP_SHIPPING_S: Final = 2.0
 CHAIN_FIRST_S: Final = 5.0
 """A start waits so long for the acts that were noted before it."""
 PIPELINE_FILE: Final = "pipeline.json"
-"""The access key by which the pipeline reads, as `quaymaster key list` shows it."""
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ USAGE_QUEUE: Final = "quaymaster-usage"
 """Usage records of all front ends, in blocks (protocol/usage/usage_blocks)."""
 
 PIPELINE_KEY: Final = "pipeline"
-"""The name of the access key that reads them. No key of an operator has it."""
+"""The name of the access key that reads them, as `quaymaster key list` shows it. No key of an operator has it."""
 
 
 def is_internal(account_id: str, name: str) -> bool:

@@ -17,7 +17,7 @@ class ExpireMessages(msgspec.Struct, gc=False):
 
 
 class WriteBarrier(msgspec.Struct, gc=False):
-    """Write a record that changes nothing: once it is committed, nobody had led the journal since it was asked for."""
+    """Write a record that changes nothing: once it is committed, no other led the journal since it was asked for."""
 
 
 class Taken(msgspec.Struct, gc=False):
@@ -33,7 +33,7 @@ class Taken(msgspec.Struct, gc=False):
 class DeadLetter(msgspec.Struct, gc=False):
     """A message on its way to another queue: its body is to be read and a MoveMessage proposed.
 
-    `target_queue_id` is 0 when nobody knows yet where that queue is.
+    `target_queue_id` is 0 while it is not known where that queue is.
     """
 
     queue_id: int

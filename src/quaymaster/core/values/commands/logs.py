@@ -8,7 +8,7 @@ from quaymaster.core.values.commands.messages import ALL_PARTITIONS
 
 
 class ResetGroup(msgspec.Struct, gc=False, array_like=True, tag=17):
-    """Let a consumer group begin anew at `start` (`core/partition/consumer_groups`); what is in flight is forgotten."""
+    """Let a consumer group begin again at `start` (`core/partition/consumer_groups`), with nothing in flight."""
 
     queue_id: int
     start: str

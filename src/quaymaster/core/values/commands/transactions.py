@@ -8,7 +8,7 @@ from quaymaster.core.values.commands.messages import NewMessage
 
 
 class StageMessages(msgspec.Struct, gc=False, array_like=True, tag=26):
-    """Bring messages to a transaction; nobody sees them before it commits. Idempotent by `first_index`.
+    """Bring messages to a transaction; no one sees them before it commits. Idempotent by `first_index`.
 
     A transaction is (sink, batch). `stage` is one writer's part of it, and `first_index` which of the stage's messages
     the first one is: those that are there already are not stored again. The messages have no retry hashes.
