@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from harness.broker_support import BrokerTester, define, message, running
 from harness.command_line import Run
+from harness.monitoring import scrape
 from harness.process import QuaymasterProcess
-from harness.waiting import PATIENCE_S
-from prometheus_client.parser import text_string_to_metric_families
 
 from quaymaster.core.values.commands.messages import Send
 from quaymaster.core.values.commands.transactions import StageMessages
@@ -35,19 +33,6 @@ def live(tmp_path: Path) -> Iterator[QuaymasterProcess]:
         yield process
     finally:
         process.stop()
-
-
-def scrape(process: QuaymasterProcess) -> dict[str, float]:
-    """Return the sum of the samples of each metric, a histogram's by its count."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(f"{process.admin_url}/metrics", timeout=PATIENCE_S) as answer:
-        text = answer.read().decode()
-    values: dict[str, float] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            name = sample.name.removesuffix("_count") if family.type == "histogram" else sample.name
-            values[name] = values.get(name, 0.0) + sample.value
-    return values
 
 
 @pytest.mark.slow

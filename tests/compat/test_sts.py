@@ -17,7 +17,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from harness.operators import operate
 from harness.process import QuaymasterProcess
-from harness.sqs import Endpoint
+from harness.sqs import Endpoint, endpoint_of
 
 from .support import LOOPBACK_ONLY, receive_one, refused, send, unique
 
@@ -90,9 +90,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     process.start()
     try:
         env = process.env()
-        root = Endpoint(
-            process.endpoint_url, env.region, env.account_id, env.access_key_id, env.secret_access_key
-        )
+        root = endpoint_of(process)
         trusts = json.dumps(
             {
                 "Version": "2012-10-17",

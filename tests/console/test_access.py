@@ -27,7 +27,6 @@ from quaymaster.protocol.admin.own import PERMISSIONS_MAX
 ENDED = APIError("InvalidClientTokenId", "The security token is invalid.", 403)
 AWAY = APIError("ServiceUnavailable", "The service cannot be reached.", 503)
 LIST = Question("sqs:ListQueues", OPERATORS)
-ALL_OF_QUEUES = ("quaymaster:ListQueues", "quaymaster:GetQueueHistory")
 SHARED_PAGES = ("/", "/queues", "/queues?q=o", "/alerts")
 LIVE = "/admin/v1/live?kind="
 

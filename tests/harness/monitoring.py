@@ -23,6 +23,16 @@ def families_of(process: QuaymasterProcess | RoleProcess) -> list[Metric]:
         return list(text_string_to_metric_families(answer.read().decode()))
 
 
+def scrape(process: QuaymasterProcess | RoleProcess) -> dict[str, float]:
+    """Return the sum of the samples of each metric, a histogram's by its count."""
+    values: dict[str, float] = {}
+    for family in families_of(process):
+        for sample in family.samples:
+            name = sample.name.removesuffix("_count") if family.type == "histogram" else sample.name
+            values[name] = values.get(name, 0.0) + sample.value
+    return values
+
+
 def ask_for_metrics(environment: Environment) -> None:
     """List metrics once; there may be no console that answers."""
     client = boto3.session.Session().client(

@@ -18,6 +18,7 @@ from quaymaster.core.values.commands.messages import NewMessage, Receipt
 from quaymaster.core.values.commands.unions import Command, Decided, InternalCommand
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.core.values.messages import encode_message_head, join_payload, message_id_of, prefix_bytes
+from quaymaster.core.values.partition_tables import entries_to_move, with_children, with_children_open
 from quaymaster.core.values.queues.queue_definitions import QueueDefinition, one_partition, replace_definition
 from quaymaster.core.values.records import (
     Batch,
@@ -106,6 +107,12 @@ def message(
 def number_in(flags: int, payload: bytes | memoryview) -> int:
     """Return the number of a message by its payload, as it is sent and stored."""
     return int.from_bytes(message_id_of(payload[prefix_bytes(flags & PREFIX_FLAGS) :]), "big")
+
+
+def moved(definition: QueueDefinition, journal_id: int = 0) -> QueueDefinition:
+    """Return the table in which the open partition is closing, and a child in a journal open."""
+    parents, ranges = entries_to_move(definition)
+    return with_children_open(with_children(definition, parents, ranges, [journal_id]))
 
 
 def receipts_of(outcome: Decided) -> list[Receipt]:

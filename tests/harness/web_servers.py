@@ -97,7 +97,7 @@ def _general_name(name: str) -> x509.GeneralName:
 
 
 class MadeUpNames(AbstractResolver):
-    """Resolves each name to the next of its lists of addresses; the last one stays."""
+    """Resolves each name to the next of its lists of addresses; the last one stays. An empty list: there is none."""
 
     def __init__(self, names: Mapping[str, Sequence[Sequence[str]]]) -> None:
         self._left = {name: list(answers) for name, answers in names.items()}
@@ -107,10 +107,10 @@ class MadeUpNames(AbstractResolver):
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
         self.asked.append(host)
-        answers = self._left.get(host)
-        if answers is None:
-            raise OSError("no such name")
+        answers = self._left.get(host, [[]])
         addresses = answers[0] if len(answers) == 1 else answers.pop(0)
+        if not addresses:
+            raise OSError("no such name")
         return [
             ResolveResult(
                 hostname=host,

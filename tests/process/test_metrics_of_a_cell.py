@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 from harness.load import SQSConnection
-from harness.monitoring import ask_for_metrics, families_of
+from harness.monitoring import ask_for_metrics, families_of, scrape
 from harness.running_cell import CELL, RoleProcess, RunningCell
 from harness.waiting import PATIENCE_S, eventually
 from harness.webhooks import WebhookReceiver
@@ -66,16 +66,6 @@ def push(connection: SQSConnection, receiver: WebhookReceiver) -> None:
     url = connection.call_until_answered("CreateQueue", pushed).fields["QueueUrl"]
     connection.call_until_answered("SendMessage", {"QueueUrl": url, "MessageBody": "job"})
     eventually(lambda: receiver.posts)
-
-
-def scrape(process: RoleProcess) -> dict[str, float]:
-    """Return the sum of the samples of each family, a histogram's by its count."""
-    values: dict[str, float] = {}
-    for family in families_of(process):
-        for sample in family.samples:
-            name = sample.name.removesuffix("_count") if family.type == "histogram" else sample.name
-            values[name] = values.get(name, 0.0) + sample.value
-    return values
 
 
 def test_each_family_has_a_series_in_a_cell_after_load(cell: RunningCell) -> None:

@@ -237,7 +237,7 @@ class Cell:
         """Who starts move tasks, or waits for them to end."""
         self.redrive_checker = RedriveChecker()
         self.partition_checker = PartitionChecker()
-        self.log_reader = LogReader()
+        self.log_reader = LogReader(self.partition_checker)
         self.sinks: list[Sink] = []
         self.kinds: dict[int, QueueKind] = {kind.queue_id: kind for kind in self.queues}
         self.elsewhere = QueuesElsewhere(CellFormat())
@@ -505,7 +505,8 @@ class Cell:
         self.redrive_checker.check_drained()
         for judge in self.partition_checker.judges.values():
             judge.check_drained()
-        self.log_reader.check_drained()
+        if self.faults.changes_log:
+            self.log_reader.check_drained()
         self.completion_checker.check_drained()
         for sink in self.sinks:
             sink.check_batches(self)

@@ -50,7 +50,8 @@ STRETCH_MESSAGES = 8
 class LogReader:
     """What was read by offsets, and the judge of that."""
 
-    def __init__(self) -> None:
+    def __init__(self, checker: PartitionChecker) -> None:
+        self._checker = checker
         self.positions: dict[int, int] = {}
         """Of each partition how far it was read."""
         self.ends: dict[int, int] = {}
@@ -61,11 +62,6 @@ class LogReader:
         self._skipped: dict[int, list[range]] = {}
         """What was gone before it was read."""
         self._found: set[int] = set()
-        self._checker: PartitionChecker | None = None
-
-    def begin(self, checker: PartitionChecker) -> None:
-        """There is a log to be read."""
-        self._checker = checker
 
     def skip_to(self, partition: int, start: int, earliest: int) -> int:
         """A partition keeps what is from `earliest` on. Return where to read on."""
@@ -76,7 +72,6 @@ class LogReader:
 
     def found(self, partition: int, start: int, rows: list[tuple[int, int]], following: int) -> None:
         """[start, following) was read: (sequence, number of the message) each."""
-        assert self._checker is not None, "who reads has begun"
         sequences = [sequence for sequence, _ in rows]
         if sequences != list(range(start, following)):
             raise Violation(
@@ -113,8 +108,6 @@ class LogReader:
 
     def check_drained(self) -> None:
         """All is over: what was acknowledged was read, but for what was gone before."""
-        if self._checker is None:
-            return
         for judge in self._checker.judges.values():
             for number in judge.acknowledged():
                 place = judge.place_of(number)
@@ -183,7 +176,6 @@ class LogSink(Sink):
 
 def start_clients(cell: Cell) -> None:
     """Start those who send in transactions, read by offsets and purge."""
-    cell.log_reader.begin(cell.partition_checker)
     kind = QueueKind(CHANGING, "changing", is_fifo=cell.faults.changes_fifo, is_log=True)
     for name in SINKS:
         # One gives batches up; the other's two drivers get in each other's way.

@@ -207,7 +207,7 @@ def draw(seed: int) -> Profile:
     profile.has_uptime |= Random(f"{seed}/uptime").random() < 0.5
     profile.has_changing_partitions = Random(f"{seed}/partitions").random() < 0.1
     profile.changes_fifo = Random(f"{seed}/fifo partitions").random() < 0.5
-    profile.changes_log = Random(f"{seed}/log partitions").random() < 0.3
+    profile.changes_log = profile.has_changing_partitions and Random(f"{seed}/log partitions").random() < 0.3
     profile.restores_rows = Random(f"{seed}/restored rows").random() < 0.5
     guarantees = Random(f"{seed}/guarantees")
     profile.has_guarantees = guarantees.random() < 0.2

@@ -183,7 +183,6 @@ class Replica:
         has_moves = cell.faults.has_moves or cell.faults.has_completions
         self._moves = Moves(self) if has_moves and self._tasks is None else None
         self._questions = Questions(self) if cell.faults.has_changing_partitions else None
-        self._has_logs_that_change = cell.faults.has_changing_partitions and cell.faults.changes_log
 
     @property
     def log(self) -> LogReplica:
@@ -914,15 +913,15 @@ class Replica:
         every_us = self.cell.faults.compaction_us
         if every_us and self._random.random() < TICK_US / every_us:
             self._compact()
-        if (self.cell.faults.has_transactions or self._has_logs_that_change) and self.journal.is_leading:
+        if (self.cell.faults.has_transactions or self.cell.faults.changes_log) and self.journal.is_leading:
             now_ms = self.time_ms()
             for partition in list(self.journal.queues.partitions.values()):
                 if partition.staged is not None and partition.staged.expired(now_ms):
                     expire = ExpireMessages(partition.definition.queue_id, partition.number)
                     self.journal.propose(expire, None, now_ms)
-        is_expiring = self.cell.faults.has_more_queues or self._has_logs_that_change
+        is_expiring = self.cell.faults.has_more_queues or self.cell.faults.changes_log
         if is_expiring and self.journal.is_leading and self._is_expiry_due():
-            if self._has_logs_that_change:
+            if self.cell.faults.changes_log:
                 self._expire_logs()
             for partition in list(self.journal.queues.partitions.values()):
                 if partition.alive and partition.definition.retention_ms < RETENTION_SHORT_MS:

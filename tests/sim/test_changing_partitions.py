@@ -54,6 +54,7 @@ def test_cells_keep_logs_whole_while_their_partitions_change(profile: str, seed:
 
     assert cell.partition_checker.changes > 0, "nothing was tried"
     assert cell.log_reader.read > 0, "nothing was read by offsets"
+    assert cell.log_reader.trimmed > 0, "nothing was dropped by size"
     assert cell.log_reader.ends, "no partition was closed, read and purged"
     assert any(batch.is_committed for sink in cell.sinks for batch in sink.batches), "nothing was committed"
 
@@ -87,9 +88,8 @@ def test_a_message_of_a_transaction_in_front_of_one_that_was_acknowledged_before
 
 
 def log_reader_of(*numbers: int) -> tuple[LogReader, PartitionChecker]:
-    reader, checker = LogReader(), checker_of(*numbers)
-    reader.begin(checker)
-    return reader, checker
+    checker = checker_of(*numbers)
+    return LogReader(checker), checker
 
 
 def test_a_log_that_lacks_a_message_has_another_one_or_never_had_it_is_found() -> None:

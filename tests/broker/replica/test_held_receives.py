@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from harness.broker_support import BrokerTester, define, message, numbers, running
+from harness.replica_host import moved
 
 from quaymaster.core.structures.orders.fifo_order import FIFOOrder
 from quaymaster.core.values.commands.messages import (
@@ -20,18 +21,10 @@ from quaymaster.core.values.commands.messages import (
     WatchOutcome,
 )
 from quaymaster.core.values.errors import NotNow
-from quaymaster.core.values.partition_tables import entries_to_move, with_children, with_children_open
-from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 
 ORDERS = 9
 BEFORE = define(ORDERS, "orders.fifo")
 PARENT, CHILD = 0, 1
-
-
-def moved() -> QueueDefinition:
-    """Return the queue's definition after its partition was moved, within the only journal."""
-    parents, ranges = entries_to_move(BEFORE)
-    return with_children_open(with_children(BEFORE, parents, ranges, [0]))
 
 
 async def set_up(tester: BrokerTester, older: list[int], newer: list[int]) -> None:
@@ -39,7 +32,7 @@ async def set_up(tester: BrokerTester, older: list[int], newer: list[int]) -> No
     await tester.set_queue(BEFORE)
     for number in older:
         await tester.send(ORDERS, message(number, group=number))
-    await tester.set_queue(moved())
+    await tester.set_queue(moved(BEFORE))
     for number in newer:
         await tester.ask(Send(ORDERS, CHILD, [message(100 + number, group=number)]))
 

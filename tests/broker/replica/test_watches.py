@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.broker_support import BrokerTester, define, identity, message, numbers, running
+from harness.replica_host import moved
 from harness.waiting import PATIENCE_S
 
 from quaymaster.core.values.commands.messages import (
@@ -22,16 +23,8 @@ from quaymaster.core.values.commands.messages import (
     WatchOutcome,
 )
 from quaymaster.core.values.commands.unions import Command
-from quaymaster.core.values.partition_tables import entries_to_move, with_children, with_children_open
-from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 
 WAIT_MS = 20_000
-
-
-def moved() -> QueueDefinition:
-    """Return the queue's table when its partition is closing."""
-    parents, ranges = entries_to_move(define(1))
-    return with_children_open(with_children(define(1), parents, ranges, [0]))
 
 
 def started(tester: BrokerTester, *commands: Command) -> tuple[list[Any], list[list[Any]]]:
@@ -134,14 +127,16 @@ def test_those_who_wait_and_know_an_older_table_are_told_of_a_newer_one_and_othe
         await parked(tester, 6)
         submitted[5].cancel()
 
-        await tester.set_queue(moved())
+        await tester.set_queue(moved(define(1)))
         await until(lambda: answers[4])
 
-        assert [answers[at] for at in (1, 2, 4)] == [[Elsewhere(moved())]] * 3
+        assert [answers[at] for at in (1, 2, 4)] == [[Elsewhere(moved(define(1)))]] * 3
         assert [answers[at] for at in (0, 3, 5)] == [[], [], []]
         await parked(tester, 2)
         await tester.ask(Send(1, 1, [message(5)]))
-        assert await tester.ask(Receive(1, 0, 1, wait_ms=WAIT_MS, table_version=1)) == Elsewhere(moved())
+        assert await tester.ask(Receive(1, 0, 1, wait_ms=WAIT_MS, table_version=1)) == Elsewhere(
+            moved(define(1))
+        )
 
     run(tmp_path, scenario)
 
@@ -151,11 +146,13 @@ def test_a_send_to_a_sealed_partition_is_told_the_ids_of_what_is_there_and_where
 ) -> None:
     async def scenario(tester: BrokerTester) -> None:
         (first,) = await tester.send(1, message(5, dedup=50))
-        await tester.set_queue(moved())
+        await tester.set_queue(moved(define(1)))
 
         outcome = await tester.ask(Send(1, 0, [message(6, dedup=60), message(7, dedup=50)]))
 
-        assert outcome == Elsewhere(moved(), [None, SendResult(first.sequence, identity(5), duplicate=True)])
+        assert outcome == Elsewhere(
+            moved(define(1)), [None, SendResult(first.sequence, identity(5), duplicate=True)]
+        )
         deliveries = await tester.receive(1)
         assert numbers(deliveries) == [5]
         await tester.ask(Delete(1, 0, tester.receipts(deliveries)))

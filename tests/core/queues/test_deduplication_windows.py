@@ -10,6 +10,7 @@ from harness.replica_host import (
     Host,
     identity,
     message,
+    moved,
     queue,
     replay,
     snapshot_of,
@@ -36,8 +37,6 @@ from quaymaster.core.values.commands.partitions import AskIds, IdsOutcome, SetQu
 from quaymaster.core.values.commands.transactions import CommitTransaction, StageCount, StageMessages
 from quaymaster.core.values.errors import OverLimit, UnsupportedOperation
 from quaymaster.core.values.queues.queue_definitions import QueueDefinition
-
-from .test_sealed_partitions import moved
 
 JOBS = 1
 HOUR_MS = 3_600_000

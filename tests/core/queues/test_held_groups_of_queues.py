@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 
 import pytest
-from harness.replica_host import Host, message, queue, receipts_of
+from harness.replica_host import Host, message, moved, queue, receipts_of
 
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.structures.orders.fifo_order import FIFOOrder
@@ -24,22 +24,13 @@ from quaymaster.core.values.commands.messages import (
 from quaymaster.core.values.commands.move_tasks import StartMoveTask, TakeForMove, TakenForTask
 from quaymaster.core.values.commands.partitions import AskGroups, ForgetQueue, GroupsOutcome, SetQueue
 from quaymaster.core.values.partition_tables import (
-    entries_to_move,
     in_state,
-    with_children,
-    with_children_open,
     with_state,
 )
-from quaymaster.core.values.queues.queue_definitions import KEY_MAX, QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import KEY_MAX
 
 STEPS = 3
 A, B = 11, 22
-
-
-def changed(definition: QueueDefinition) -> QueueDefinition:
-    """Return a definition in which the open partition has a child."""
-    parents, ranges = entries_to_move(definition)
-    return with_children_open(with_children(definition, parents, ranges, [0]))
 
 
 @pytest.fixture
@@ -50,7 +41,7 @@ def host() -> Host:
     host.ask(SetQueue(definition))
     for number in (1, 2):
         host.ask(Send(STEPS, 0, [message(number, group=A)]))
-    host.ask(SetQueue(changed(definition)))
+    host.ask(SetQueue(moved(definition)))
     for number, group in ((3, A), (4, B)):
         host.ask(Send(STEPS, 1, [message(number, group=group)]))
     return host
@@ -151,7 +142,7 @@ def test_parent_says_that_a_group_is_gone_when_that_is_committed(host: Host) -> 
 
 
 def test_grandparent_is_asked_as_well(host: Host) -> None:
-    host.ask(SetQueue(changed(with_state(host.states.definitions[STEPS], 0, "closed"))))
+    host.ask(SetQueue(moved(with_state(host.states.definitions[STEPS], 0, "closed"))))
     host.ask(Send(STEPS, 2, [message(5, group=B)]))
 
     assert received(host, 2) == []

@@ -10,6 +10,7 @@ from quaymaster.core.partition.partition_moves import QueuesElsewhere
 from quaymaster.core.queues import moved_messages
 from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.queues.moved_messages import message_to_move
+from quaymaster.core.queues.record_payloads import MOVE_HEAD_BYTES, PREFIX_FLAGS
 from quaymaster.core.structures.orders.fifo_order import FIFOOrder
 from quaymaster.core.values.commands.decided import DeadLetter, TakenOutcome
 from quaymaster.core.values.commands.messages import Done, Purge, Receive, Send
@@ -26,7 +27,7 @@ from quaymaster.core.values.commands.partitions import SetQueue
 from quaymaster.core.values.commands.unions import Decided
 from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.formats import CellFormat
-from quaymaster.core.values.messages import decode_message, message_id_of, prefix_bytes
+from quaymaster.core.values.messages import decode_message, prefix_bytes
 from quaymaster.core.values.partition_tables import (
     entries_to_split,
     split_ranges,
@@ -145,11 +146,10 @@ def numbers_in(host: Host, queue_id: int, number: int) -> list[int]:
     partition: Partition = host.states.partition(queue_id, number)
     found: list[int] = []
     for sequence in range(partition.head, partition.next_sequence):
-        row, payload = host.payload(partition.index.offset_and_sent_ms(sequence)[0])
-        payload = payload[21:]  # of a MOVE
-        message_id = message_id_of(payload[prefix_bytes(row.flags & 7) :])
-        assert decode_message(payload[prefix_bytes(row.flags & 7) :]) is not None
-        found.append(int.from_bytes(message_id, "big"))
+        offset = partition.index.offset_and_sent_ms(sequence)[0]
+        row, payload = host.payload(offset)
+        assert decode_message(payload[MOVE_HEAD_BYTES + prefix_bytes(row.flags & PREFIX_FLAGS) :]) is not None
+        found.append(host.number_at(offset))
     return found
 
 

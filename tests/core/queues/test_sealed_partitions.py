@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from harness.replica_host import Host, arn, identity, message, queue, receipts_of
+from harness.replica_host import Host, arn, identity, message, moved, queue, receipts_of
 from pyroaring import BitMap
 
 from core.queues.test_partitions import DEAD, HERE, JOBS, TASK, Saved, assert_same, split, spread, started
@@ -54,7 +54,6 @@ from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.partition_tables import (
     SEQUENCE_SPAN,
     entries_to_merge,
-    entries_to_move,
     with_children,
     with_children_open,
     with_state,
@@ -63,12 +62,6 @@ from quaymaster.core.values.partition_tables import (
 from quaymaster.core.values.queues.queue_definitions import QueueDefinition, replace_definition
 
 BY_GROUP = {"DeduplicationScope": "messageGroup", "FifoThroughputLimit": "perMessageGroupId"}
-
-
-def moved(definition: QueueDefinition, journal_id: int = HERE) -> QueueDefinition:
-    """Return the table in which the open partition is closing, and a child open."""
-    parents, ranges = entries_to_move(definition)
-    return with_children_open(with_children(definition, parents, ranges, [journal_id]))
 
 
 def fifo() -> QueueDefinition:

@@ -15,7 +15,7 @@ from itertools import takewhile
 from random import Random
 from typing import Any, Final, Literal, get_args
 
-from harness.replica_host import RETRY_WINDOW_MS, Host, message, queue, replay
+from harness.replica_host import RETRY_WINDOW_MS, Host, message, number_in, queue, replay
 
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.queues.record_payloads import PREFIX_FLAGS
@@ -321,8 +321,7 @@ def found(host: Host, result: SendResult | Duplicate) -> SendResult:
 
 def number_of(delivery: Delivery) -> int:
     """Return the number of a message that was handed out."""
-    message_id = message_id_of(delivery.payload[prefix_bytes(delivery.flags) :])
-    return int.from_bytes(message_id, "big")
+    return number_in(delivery.flags, delivery.payload)
 
 
 class ModelFrontEnd:
