@@ -63,17 +63,18 @@ class Days:
                 days.append((day, part.num_rows))
                 rows += part.num_rows
                 if rows >= ROWS_AT_ONCE:
-                    yield _as_usage(parts, days)
+                    yield as_usage(parts, days)
                     parts, days, rows = [], [], 0
         if parts:
-            yield _as_usage(parts, days)
+            yield as_usage(parts, days)
 
 
 def _added_up(streams: list[Iterator[Any]]) -> Iterator[Any]:
     return summed(streams, _DAY_KEYS, _DAILY_SCHEMA)
 
 
-def _as_usage(parts: list[Any], days: list[tuple[datetime.date, int]]) -> Any:
+def as_usage(parts: list[Any], days: list[tuple[datetime.date, int]]) -> Any:
+    """Return rows of USAGE of rows of gold.usage_daily; `days` says of which day how many are, in turn."""
     rows = pa.concat_tables(parts).combine_chunks()
     numbers = np.repeat([(day - _EPOCH).days for day, _ in days], [count for _, count in days])
     columns = [pa.array(numbers, pa.int32()).cast(pa.date32())]

@@ -16,10 +16,11 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from quaymaster_pipeline.billing.account_usage import as_usage
 from quaymaster_pipeline.billing.money import exact_sum, plain
 from quaymaster_pipeline.billing.periods import Month
 from quaymaster_pipeline.billing.prices import PriceBook
-from quaymaster_pipeline.billing.rating import USAGE, Totals, add_totals, rate_month
+from quaymaster_pipeline.billing.rating import Totals, add_totals, rate_month
 from quaymaster_pipeline.warehouse.account_rows import Accounts, open_files
 from quaymaster_pipeline.warehouse.schemas import DAY_KEYS, USAGE_DAILY
 from quaymaster_pipeline.warehouse.sums import add_up
@@ -28,7 +29,6 @@ from quaymaster_pipeline.warehouse.tables import Warehouse
 COUNTS: Final = ("requests", "messages", "bytes", "chunks", "errors_4xx", "errors_5xx")
 _COLUMNS: Final = (*DAY_KEYS, "queue_name", "billing_class", "billed_requests", *COUNTS)
 _SCHEMA: Final = pa.schema([USAGE_DAILY.schema.field(name) for name in _COLUMNS])
-_COLUMN_OF: Final = {name: name for name in USAGE.names} | {"queue_id": "queue_sk"}
 _Key = tuple[str, str, str, str]
 """Account, queue, action and day."""
 
@@ -114,7 +114,8 @@ def _costs(days: dict[datetime.date, Any], book: PriceBook) -> dict[_Key, Decima
     for day, rows in days.items():
         for account in pc.unique(rows.column("account_id")).to_pylist():
             of_account = rows.filter(pc.equal(rows.column("account_id"), account))
-            months.setdefault((account, Month(day.year, day.month)), []).append(_as_usage(day, of_account))
+            usage = as_usage([of_account], [(day, of_account.num_rows)])
+            months.setdefault((account, Month(day.year, day.month)), []).append(usage)
     parts: dict[_Key, list[Decimal]] = defaultdict(list)
     for (account, month), rows in months.items():
         totals: Totals = {}
@@ -125,9 +126,3 @@ def _costs(days: dict[datetime.date, Any], book: PriceBook) -> dict[_Key, Decima
                 key = (account, charge["queue_name"], charge["action"], str(charge["day"]))
                 parts[key].append(charge["cost"])
     return {key: exact_sum(amounts) for key, amounts in parts.items()}
-
-
-def _as_usage(day: datetime.date, rows: Any) -> Any:
-    columns = [pa.array([day] * rows.num_rows, pa.date32())]
-    columns += [rows.column(_COLUMN_OF[name]) for name in USAGE.names[1:]]
-    return pa.table(columns, schema=USAGE).combine_chunks()

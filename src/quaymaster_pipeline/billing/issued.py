@@ -12,9 +12,9 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,40 +30,17 @@ from quaymaster_pipeline.billing.focus import (
 from quaymaster_pipeline.billing.invoices import Invoice, InvoiceSums
 from quaymaster_pipeline.billing.money import plain
 from quaymaster_pipeline.billing.rules import BILLING_CLASSES
+from quaymaster_pipeline.warehouse.row_sums import RowSum
 
-_MODULUS: Final = 1 << 256
 _NEEDED: Final = (
     *("ChargePeriodStart", "RegionId", "ListUnitPrice", "ConsumedQuantity", "BilledCost", "x_line_id"),
     *("x_action", "x_billing_class", "x_price_version", "x_tier", "x_rule_version"),
 )
 
 
-class RowSum(NamedTuple):
-    """How many rows there are, in any order, and what their SHA-256 add up to (modulo 2^256)."""
-
-    rows: int = 0
-    hashes: int = 0
-
-    def plus(self, other: RowSum) -> RowSum:
-        """Return both together."""
-        return RowSum(self.rows + other.rows, (self.hashes + other.hashes) % _MODULUS)
-
-    def to_json(self) -> list[Any]:
-        """Return it as a note has it."""
-        return [self.rows, f"{self.hashes:064x}"]
-
-    @classmethod
-    def from_json(cls, fields: Sequence[Any]) -> RowSum:
-        """Return what `to_json` was made of."""
-        return cls(fields[0], int(fields[1], 16))
-
-    @classmethod
-    def of(cls, rows: Iterable[Mapping[str, Any]]) -> RowSum:
-        """Return that of rows; a column that is null counts as none, so that columns may be added."""
-        found = cls()
-        for row in rows:
-            found = found.plus(cls(1, int.from_bytes(_hash_of(row))))
-        return found
+def sum_of_rows(rows: Iterable[Mapping[str, Any]]) -> RowSum:
+    """Return what rows add up to; a column that is null counts as none, so that columns may be added."""
+    return RowSum.of(map(_hash_of, rows))
 
 
 def why_not_issued(month: str, said: RowSum | None, found: RowSum) -> str | None:
@@ -94,6 +71,11 @@ class InvoiceCheck:
             charges = only_charges(lines)
             self._sums.add_charges(charges)
             self._is_right &= charge_lines(self._invoice, charges).equals(lines)
+
+    @property
+    def digest(self) -> str:
+        """The digest of what was added so far."""
+        return self._sums.invoice().digest
 
     def add_corrections(self, lines: Any) -> None:
         """Add rows of gold.adjustments, with all columns of LINES."""

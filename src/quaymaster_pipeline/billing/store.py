@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from quaymaster_pipeline.billing.focus import LINE_COLUMNS, LINES, only_charges, rounding_line
 from quaymaster_pipeline.billing.invoices import Invoice
-from quaymaster_pipeline.billing.issued import InvoiceCheck, RowSum, why_not_issued
+from quaymaster_pipeline.billing.issued import InvoiceCheck, sum_of_rows, why_not_issued
 from quaymaster_pipeline.billing.periods import Month
 from quaymaster_pipeline.billing.price_files import each_tier, example_book
 from quaymaster_pipeline.billing.prices import PriceBook, PriceVersion, Tier
@@ -37,6 +37,7 @@ from quaymaster_pipeline.billing.tables import (
 )
 from quaymaster_pipeline.warehouse.account_rows import Accounts, each_account, open_files
 from quaymaster_pipeline.warehouse.data_files import RESTORE, DataFile, TablePlace, read_row_groups
+from quaymaster_pipeline.warehouse.row_sums import RowSum
 from quaymaster_pipeline.warehouse.schemas import TableSpec
 from quaymaster_pipeline.warehouse.tables import Table, Warehouse
 
@@ -172,38 +173,35 @@ class BillingStore:
 
     def lines(self, invoice: Invoice) -> Iterator[Any]:
         """Yield the lines of an invoice in the columns of FOCUS: charges, corrections, the rounding."""
-        yield from self._lines(CHARGES, invoice, LINES.names)
-        yield from self._lines(ADJUSTMENTS, invoice, LINES.names)
+        for spec in (CHARGES, ADJUSTMENTS):
+            for part in self._parts(spec, invoice):
+                rows = part.filter(pc.equal(part.column("ChargeCategory"), "Usage"))
+                if rows.num_rows:
+                    yield rows
         yield rounding_line(invoice)
 
     def check(self, invoice: Invoice) -> None:
         """Raise StoreDamaged unless an invoice is what its lines come to, and these are those that it was made of."""
         check = InvoiceCheck(invoice)
-        for part in self._parts(CHARGES, invoice, LINES.names):
+        for part in self._parts(CHARGES, invoice):
             check.add_charges(part)
-        for part in self._parts(ADJUSTMENTS, invoice, LINES.names):
+        for part in self._parts(ADJUSTMENTS, invoice):
             check.add_corrections(part)
         reason = check.reason()
         if reason is not None:
             raise StoreDamaged(reason)
 
-    def issued(self, month: Month) -> RowSum | None:
-        """Return what the commits that issued a month's final invoices note of them; None: earlier programs did."""
-        return noted_issued(self._warehouse.table(INVOICES), month)
-
     def check_names(self) -> None:
         """Raise StoreDamaged unless the names of accounts are those that were kept."""
-        table, found = self._warehouse.table(ACCOUNTS), RowSum()
-        for file in table.files():
-            for rows in read_row_groups(table.place, ACCOUNTS, file.path):
-                found = found.plus(RowSum.of(rows.to_pylist()))
-        _refuse_other_rows(table, found)
+        table = self._warehouse.table(ACCOUNTS)
+        rows = _rows_in(table.place, ACCOUNTS, (file.path for file in table.files()))
+        _refuse_other_rows(table, sum_of_rows(rows))
 
     def check_issued(self, month: Month) -> None:
         """Raise StoreDamaged unless the final invoices of a month are those that were issued."""
         table = self._warehouse.table(INVOICES)
         found = issued_in(table.place, (file.path for file in files_of(table, month)))
-        refuse_others(month, self.issued(month), found)
+        refuse_others(month, noted_issued(table, month), found)
 
     def charges(self, month: Month, account_id: str) -> Any:
         """Return the charges of an account's month as they were last written, all in memory."""
@@ -211,17 +209,10 @@ class BillingStore:
         parts = [only_charges(part) for part in found.take(account_id)]
         return pa.concat_tables([CHARGE_SCHEMA.empty_table(), *parts])
 
-    def _lines(self, spec: TableSpec, invoice: Invoice, names: Sequence[str]) -> Iterator[Any]:
-        for part in self._parts(spec, invoice, names):
-            rows = part.filter(pc.equal(part.column("ChargeCategory"), "Usage"))
-            if rows.num_rows:
-                yield rows
-
-    def _parts(self, spec: TableSpec, invoice: Invoice, names: Sequence[str]) -> Iterator[Any]:
-        """Yield all rows of a table that an invoice has."""
-        found = self._open(spec, invoice.month, names, Accounts(wanted=(invoice.account_id,)))
-        for part in found.take(invoice.account_id):
-            yield part.select(list(names))
+    def _parts(self, spec: TableSpec, invoice: Invoice) -> Iterator[Any]:
+        """Yield all rows of a table that an invoice has, in the columns of FOCUS."""
+        found = self._open(spec, invoice.month, LINES.names, Accounts(wanted=(invoice.account_id,)))
+        yield from found.take(invoice.account_id)
 
     def _open(
         self,
@@ -232,20 +223,19 @@ class BillingStore:
         by: str = ACCOUNT_COLUMN,
     ) -> Any:
         table = self._warehouse.table(spec)
-        names = [*names, *({by} - set(names))]
         return open_files(table.place, spec, files_of(table, month), names, accounts, by=by, of_files=64)
 
     def _read_all(self, spec: TableSpec) -> list[dict[str, Any]]:
         """Return the rows of a small table. Raises StoreDamaged if they are not those that were set."""
         table = self._warehouse.table(spec)
         rows: list[dict[str, Any]] = table.read().to_pylist()
-        _refuse_other_rows(table, RowSum.of(rows))
+        _refuse_other_rows(table, sum_of_rows(rows))
         return rows
 
     def _replace_all(self, spec: TableSpec, rows: Sequence[Mapping[str, Any]]) -> None:
         table = self._warehouse.table(spec)
         files, written = table.files(), pa.Table.from_pylist(list(rows), schema=spec.schema)
-        note = {ROWS: RowSum.of(written.to_pylist()).to_json()}
+        note = {ROWS: sum_of_rows(written.to_pylist()).to_json()}
         table.commit(APP, table.last_batch(APP) + 1, table.write(APP, written), removes=files, note=note)
 
 
@@ -268,16 +258,18 @@ def noted_issued(table: Table, month: Month) -> RowSum | None:
 
 def issued_in(place: TablePlace, paths: Iterable[str]) -> RowSum:
     """Return what the final invoices in some files of gold.invoices add up to."""
-    found = RowSum()
-    for path in paths:
-        for rows in read_row_groups(place, INVOICES, path, INVOICES.file_schema.names):
-            found = found.plus(issued_of(rows.to_pylist()))
-    return found
+    return issued_of(_rows_in(place, INVOICES, paths))
 
 
 def issued_of(rows: Iterable[Mapping[str, Any]]) -> RowSum:
     """Return what the final ones of rows of gold.invoices add up to."""
-    return RowSum.of(row for row in rows if row["state"] == "final")
+    return sum_of_rows(row for row in rows if row["state"] == "final")
+
+
+def _rows_in(place: TablePlace, spec: TableSpec, paths: Iterable[str]) -> Iterator[dict[str, Any]]:
+    for path in paths:
+        for rows in read_row_groups(place, spec, path):
+            yield from rows.to_pylist()
 
 
 def refuse_others(month: Month, said: RowSum | None, found: RowSum) -> None:

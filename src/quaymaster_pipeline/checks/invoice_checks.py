@@ -19,12 +19,11 @@ from typing import Any, Final
 import pyarrow.compute as pc
 
 from quaymaster_pipeline.billing.account_usage import Days, Rated
-from quaymaster_pipeline.billing.focus import LINE_COLUMNS, LINES, charges_of
+from quaymaster_pipeline.billing.focus import LINES
 from quaymaster_pipeline.billing.invoices import Invoice, InvoiceSums
-from quaymaster_pipeline.billing.issued import InvoiceCheck, RowSum, why_not_issued
+from quaymaster_pipeline.billing.issued import InvoiceCheck, why_not_issued
 from quaymaster_pipeline.billing.periods import Month
 from quaymaster_pipeline.billing.prices import PriceBook
-from quaymaster_pipeline.billing.rating import CHARGES as CHARGE_SCHEMA
 from quaymaster_pipeline.billing.rating import REFUSED_BY_PRICES, USAGE
 from quaymaster_pipeline.billing.service import StoreDamaged
 from quaymaster_pipeline.billing.store import (
@@ -44,11 +43,12 @@ from quaymaster_pipeline.billing.tables import (
     INVOICES,
     PRICE_BOOK,
 )
-from quaymaster_pipeline.checks.usage_breaks import BREAKS_MAX, Findings, UsageBreak
+from quaymaster_pipeline.checks.usage_breaks import Findings, UsageBreak
 from quaymaster_pipeline.usage.tasks import Answers, answer_counts
 from quaymaster_pipeline.warehouse.account_rows import Accounts, each_account, open_files, ranges_of
 from quaymaster_pipeline.warehouse.closes import DayClose
 from quaymaster_pipeline.warehouse.data_files import DataFile, TablePlace
+from quaymaster_pipeline.warehouse.row_sums import RowSum
 from quaymaster_pipeline.warehouse.schemas import USAGE_DAILY, TableSpec
 from quaymaster_pipeline.warehouse.spools import Spool
 from quaymaster_pipeline.warehouse.tables import Table, Warehouse
@@ -121,10 +121,7 @@ def judge_invoices(seen: SeenInvoices, answers: Answers, findings: Findings) -> 
         if reason is None:
             continue
         findings.add(UsageBreak(INVOICES.name, reason))
-        alone = Findings(BREAKS_MAX, f"{_LINES_ALONE} {month}")
-        alone.take(answers)
-        findings.add_all(alone.breaks)
-        findings.breaks_total += alone.breaks_total - len(alone.breaks)
+        findings.take(answers, f"{_LINES_ALONE} {month}")
 
 
 def invoice_check_work(
@@ -156,9 +153,8 @@ class _MonthCheck:
         self._seen, self._month, self._accounts, self._daily = seen, month, accounts, daily
         self._heads = self._open(INVOICES, INVOICES.file_schema.names)
         self._lines = {
-            spec.name: self._open(spec, [*LINES.names], ACCOUNT_COLUMN) for spec in (CHARGES, ADJUSTMENTS)
+            spec.name: self._open(spec, LINES.names, ACCOUNT_COLUMN) for spec in (CHARGES, ADJUSTMENTS)
         }
-        self._corrections = self._open(ADJUSTMENTS, LINE_COLUMNS, ACCOUNT_COLUMN)
         self._days: dict[int, Days] = {}
         """Usage by the last close of it."""
         self._findings = Findings()
@@ -184,17 +180,23 @@ class _MonthCheck:
         invoice = head_of(row, self._month).invoice
         check = InvoiceCheck(invoice)
         for part in self._lines[CHARGES.name].take(invoice.account_id):
-            check.add_charges(part.select(LINES.names))
+            check.add_charges(part)
+        of_charges = check.digest
         for part in self._lines[ADJUSTMENTS.name].take(invoice.account_id):
-            check.add_corrections(part.select(LINES.names))
+            check.add_corrections(part)
         reason = check.reason()
         if reason is None and self._seen.book is not None:
-            reason = self._why_not_of_usage(invoice, row["through_close"], self._seen.book)
+            reason = self._why_not_of_usage(invoice, of_charges, row["through_close"], self._seen.book)
         if reason is not None:
             self._findings.add(UsageBreak(INVOICES.name, reason, account_id=invoice.account_id))
 
-    def _why_not_of_usage(self, invoice: Invoice, through_close: int | None, book: PriceBook) -> str | None:
-        """Return why an invoice is not what the closed days come to that it was made of, or None."""
+    def _why_not_of_usage(
+        self, invoice: Invoice, of_charges: str, through_close: int | None, book: PriceBook
+    ) -> str | None:
+        """Return why an invoice is not what the closed days come to that it was made of, or None.
+
+        `of_charges`: the digest of its charges.
+        """
         through = -1 if through_close is None else through_close
         days = self._days.get(through)
         if days is None:
@@ -205,12 +207,10 @@ class _MonthCheck:
         try:
             with Spool(USAGE) as rows:
                 for part in Rated(days, invoice.account_id, self._month, rows).charges(book):
-                    sums.add_charges(part.select(CHARGE_SCHEMA.names))
+                    sums.add_charges(part)
         except REFUSED_BY_PRICES as error:
             return f"its closed days cannot be rated any more: {error}"
-        for part in self._corrections.take(invoice.account_id):
-            sums.add_corrections(charges_of(part))
-        if sums.invoice().digest == invoice.digest:
+        if sums.invoice().digest == of_charges:
             return None
         return (
             f"the charges of {invoice.account_id} in {self._month} are not what its closed days up to close {through} "
@@ -225,5 +225,4 @@ class _MonthCheck:
 
     def _open(self, spec: TableSpec, names: Sequence[str], by: str = "account_id") -> Any:
         place, files = self._seen.places[spec.name], self._seen.files[self._month][spec.name]
-        columns = list(dict.fromkeys((*names, by)))
-        return open_files(place, spec, files, columns, self._accounts, of_files=_OF_FILES, by=by)
+        return open_files(place, spec, files, names, self._accounts, of_files=_OF_FILES, by=by)

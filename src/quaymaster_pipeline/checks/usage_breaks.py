@@ -98,14 +98,15 @@ class Findings:
         if self.counts:
             yield answer_counts(f"counts of {self._what}", self.counts)
 
-    def take(self, answers: Answers) -> None:
-        """Add what tasks answered."""
-        total = self.breaks_total + answers.counts(f"{self._what} in all")["total"]
-        for table in answers.tables(self._what):
+    def take(self, answers: Answers, what: str | None = None) -> None:
+        """Add what tasks answered, also under another name than these."""
+        what = what or self._what
+        total = self.breaks_total + answers.counts(f"{what} in all")["total"]
+        for table in answers.tables(what):
             for row in table.to_pylist():
                 self.add(UsageBreak(**row))
         self.breaks_total = total
-        self.counts.update(answers.counts(f"counts of {self._what}"))
+        self.counts.update(answers.counts(f"counts of {what}"))
 
 
 def differing(found: Any, expected: Any) -> Any:

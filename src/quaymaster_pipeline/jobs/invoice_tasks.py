@@ -133,7 +133,7 @@ class InvoicePlan:
             self.places[spec.name],
             spec,
             files,
-            list(dict.fromkeys((*columns, by))),
+            tuple(columns),
             accounts,
             of_files=LINES_READ_FILES if is_lines else self.of_files,
             by=by,

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from quaymaster_pipeline.billing.issued import RowSum
 from quaymaster_pipeline.billing.periods import GRACE, Month, PeriodStage, stage_of
 from quaymaster_pipeline.billing.reconciliation import BillingComparison, differing, of_closes
 from quaymaster_pipeline.billing.service import (
@@ -69,6 +68,7 @@ from quaymaster_pipeline.warehouse.data_files import (
     delete_files,
 )
 from quaymaster_pipeline.warehouse.errors import CommitConflict
+from quaymaster_pipeline.warehouse.row_sums import RowSum
 from quaymaster_pipeline.warehouse.schemas import CLOSES, USAGE_DAILY
 from quaymaster_pipeline.warehouse.tables import Table, Warehouse
 
@@ -271,11 +271,13 @@ def _check_closes(daily: Table, closes: Sequence[DayClose]) -> None:
     findings.add_all(judge_closes(closes, closes[-1].number if closes else _NONE_CLOSED))
     if noted:
         findings.add_all(judge_last_close(closes, noted, ()))
+    _refuse_breaks(f"{CLOSES.name} is not what was written when days were closed", findings)
+
+
+def _refuse_breaks(what: str, findings: Findings) -> None:
     if findings.breaks:
-        raise StoreDamaged(
-            f"{CLOSES.name} is not what was written when days were closed, so nothing is billed: "
-            + "; ".join(one.reason for one in findings.breaks)
-        )
+        reasons = "; ".join(one.reason for one in findings.breaks)
+        raise StoreDamaged(f"{what}, so nothing is billed: {reasons}")
 
 
 def _check_closed_days(workers: Workers, daily: _Daily, month: Month) -> tuple[BillingComparison, ...]:
@@ -284,11 +286,7 @@ def _check_closed_days(workers: Workers, daily: _Daily, month: Month) -> tuple[B
     findings = Findings(REFUSALS_MAX)
     findings.add_all(judge_closed_files(closes, paths))
     findings.take(workers.over(plan_closed_files(closes, paths), closed_file_work(daily.table.place)))
-    if findings.breaks:
-        raise StoreDamaged(
-            f"closed days of {month} in {USAGE_DAILY.name} are not what they were, so nothing is billed: "
-            + "; ".join(one.reason for one in findings.breaks)
-        )
+    _refuse_breaks(f"closed days of {month} in {USAGE_DAILY.name} are not what they were", findings)
     scope = f"closed days of {month}"
     return tuple(
         BillingComparison(

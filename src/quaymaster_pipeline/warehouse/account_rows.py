@@ -168,7 +168,11 @@ def open_files(
     by: str = "account_id",
     merge: Merge | None = None,
 ) -> AccountFiles:
-    """Return the rows of these accounts, where `of_files` share the memory for rows. `by` is the column of accounts."""
+    """Return the rows of these accounts, where `of_files` share the memory for rows.
+
+    `by` is the column of accounts, which is read, too.
+    """
+    columns = list(dict.fromkeys((*columns, by)))
     rows = max(ROWS_OF_FILE_MIN, ROWS_IN_MEMORY // max(1, of_files))
 
     def opened(file: DataFile) -> AccountRows:
