@@ -7,13 +7,14 @@ The driver asks for bounds and plans; tasks read, so that no block passes throug
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from quaymaster.protocol.usage.usage_blocks import block_length
 from quaymaster.protocol.usage.usage_rows import CorruptBlock
+from quaymaster_pipeline.warehouse.row_sums import RowSum
 
 if TYPE_CHECKING:
     # Not at run time: the package is Spark's, and takes a second to import.
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 FILES_PATTERN = "*.blocks"
 QUEUE_FEED = "queue:"
 """What the identity of a usage queue begins with."""
-_MODULUS: Final = 1 << 256
 GROUP = "pipeline"
 """The usage queue's consumer group whose offset is how far the tables are."""
 
@@ -223,30 +223,31 @@ class FileFeed:
         return FileReader(self._directory, tuple(self._counted()))
 
     def mark(self, positions: Mapping[int, int]) -> dict[str, Any]:
-        """Return the last file with a block below the position, where it begins, and what those before it add up to."""
-        taken = [file for file in self._counted() if file.first < positions.get(0, 0)]
+        """Return the last file with a block below the position, that position, and what files before it add up to."""
+        end = positions.get(0, 0)
+        taken = [file for file in self._counted() if file.first < end]
         if not taken:
             return {}
-        last, before = taken[-1], taken[:-1]
-        return {"last": last.name, "first": last.first, "before": [len(before), f"{_sum_of(before):064x}"]}
+        *before, last = taken
+        return {"last": last.name, "end": end, "before": RowSum.of(map(_hash_of, before)).to_json()}
 
     def check_mark(self, mark: Mapping[str, Any]) -> None:
         """Raise FeedChanged unless the files up to the last one that was taken are those that were."""
         if not mark:
             return
-        count, hashes = mark["before"][0], int(mark["before"][1], 16)
-        files = self._counted()
+        said, files = RowSum.from_json(mark["before"]), self._counted()
         before = [file for file in files if file.name < mark["last"]]
-        found = _sum_of(before)
-        if (len(before), found) == (count, hashes) and any(file.name == mark["last"] for file in files):
+        found = RowSum.of(map(_hash_of, before))
+        has_last = any(file.name == mark["last"] and file.end >= mark["end"] for file in files)
+        if found == said and has_last:
             return
-        new = [file.name for file in before if (found - _hash_of(file)) % _MODULUS == hashes]
-        if len(before) == count + 1 and len(new) == 1:
+        new = [file.name for file in before if said.plus(RowSum.of([_hash_of(file)])) == found]
+        if len(new) == 1:
             reason = f"{new[0]} is new, and its name is before {mark['last']}, whose blocks were taken"
         else:
             reason = (
                 f"up to {mark['last']}, whose blocks were taken, there are {len(before)} other files with blocks, "
-                f"and there were {count}: some were added, deleted or changed"
+                f"and there were {said.rows}: some were added, deleted or changed"
             )
         raise FeedChanged(
             f"files in {self._directory} are not those that were taken: {reason}; new files need names after "
@@ -314,9 +315,5 @@ def places_of_blocks(path: Path) -> Iterator[tuple[int, int]]:
             at += length
 
 
-def _sum_of(files: Iterable[BlockFile]) -> int:
-    return sum(map(_hash_of, files)) % _MODULUS
-
-
-def _hash_of(file: BlockFile) -> int:
-    return int.from_bytes(hashlib.sha256(f"{file.name}\0{file.blocks}".encode()).digest())
+def _hash_of(file: BlockFile) -> bytes:
+    return hashlib.sha256(f"{file.name}\0{file.blocks}".encode()).digest()

@@ -132,6 +132,19 @@ def test_files_that_are_not_those_that_were_taken_are_refused(tmp_path: Path, ha
     assert site.warehouse.table(BLOCKS).rows == 3
 
 
+def test_a_last_file_that_lost_blocks_hides_no_block_of_the_next_one(tmp_path: Path) -> None:
+    site, one, other = Site(tmp_path), FrontEnd("a"), FrontEnd("b")
+    first = one.block(3)
+    write_blocks(site.feed, "0002", first, one.block(4))
+    take(site)
+    (site.feed / "0002.blocks").unlink()
+    write_blocks(site.feed, "0002", first)
+    write_blocks(site.feed, "0003", other.block(7))
+
+    with pytest.raises(FeedChanged, match=r"up to 0002\.blocks.* some were added, deleted or changed"):
+        take(site)
+
+
 def test_the_last_file_may_grow_and_empty_files_count_for_nothing(tmp_path: Path) -> None:
     site, one = Site(tmp_path), FrontEnd("a")
     write_blocks(site.feed, "0002", one.block(3))
