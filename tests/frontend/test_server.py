@@ -11,6 +11,7 @@ from ipaddress import ip_network
 from typing import Any
 
 import pytest
+from harness.cut_tasks import CutTasks
 from harness.waiting import PATIENCE_S
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -22,7 +23,7 @@ from quaymaster.frontend.actions.message_actions import uuid_text
 from quaymaster.frontend.actions.message_preparation import MessageIds
 from quaymaster.frontend.call import Call
 from quaymaster.frontend.cors import CORS
-from quaymaster.frontend.server import RequestIds
+from quaymaster.frontend.server import RequestIds, TaskBudget
 from quaymaster.messaging.encryption import MessageCipher
 from quaymaster.net.http.forwarded import TrustedProxies
 from quaymaster.net.http.message import HTTPRequest
@@ -846,6 +847,19 @@ def test_readers_of_logs_and_actions_on_queues_have_budgets_of_their_own() -> No
             assert (await service.client.json("ListQueues", {})).status == 503
             for task in (*reads, control):
                 task.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_action_that_is_ended_before_it_was_begun_is_answered() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            front_end = service.front_end
+            front_end._budgets = {**front_end._budgets, "control": TaskBudget(1, 1_000, CutTasks())}
+
+            for _ in range(2):  # the first has given its place back
+                answer = await service.client.json("ListQueues", {})
+                assert answer.status == 503
 
     asyncio.run(scenario())
 

@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
+from harness.cut_tasks import CutTasks
 from metadata.support import eventually
 
 from frontend.support import ACCOUNT, Client, Service, serving, serving_recorded
@@ -21,6 +22,7 @@ from quaymaster.frontend.callers import unsigned_actions
 from quaymaster.frontend.callers.bad_signatures import BAD_PER_S_MAX
 from quaymaster.frontend.callers.issuer_keys import KeyFetcher
 from quaymaster.frontend.callers.unsigned_actions import OF_ISSUER_MAX, OF_PEER_MAX
+from quaymaster.frontend.server import TaskBudget
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.metadata.keys.sessions import ROWS_AGE_MAX_MS
 from quaymaster.net.http.strangers import UnsignedTime
@@ -297,6 +299,23 @@ def test_identities_of_an_issuer_that_does_not_answer_keep_those_of_others_not_o
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
+
+    run(scenario, oidc_issuers=True)
+
+
+def test_an_unsigned_request_that_is_ended_before_it_was_begun_is_answered_and_gives_its_places_back() -> (
+    None
+):
+    async def scenario(service: Service) -> None:
+        client = await begin(service)
+        front_end = service.front_end
+        front_end._budgets = {**front_end._budgets, "unsigned": TaskBudget(1, 1_000, CutTasks())}
+
+        answer = await assume(client, token())
+
+        assert answer.status == 503
+        assert service.front_end._unsigned.total == 0
+        assert not service.front_end._unsigned._counts
 
     run(scenario, oidc_issuers=True)
 

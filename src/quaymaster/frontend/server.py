@@ -20,7 +20,7 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -521,15 +521,13 @@ class FrontEnd:
         is_over = own >= loads.part_of(budget.actions_max) and call.principal is not NOBODY
         if len(budget.tasks) >= budget.actions_max or is_over:
             raise Overloaded
-        places = self._enter_unsigned(call, given) if plane == "unsigned" else None
+        places = self._enter_unsigned(call, given) if plane == "unsigned" else ()
         load.actions[plane] = own + 1
         call.is_control = True
-        answer: Coroutine[Any, Any, None] = self._answer(call, budget, given)
-        if places is not None:
-            answer = self._answer_unsigned(call, answer, places)
-        task = asyncio.get_running_loop().create_task(answer)
+        answering = self._answer_unsigned if places else self._answer
+        task = asyncio.get_running_loop().create_task(answering(call, budget, given))
         budget.tasks.add(task)
-        task.add_done_callback(lambda done: _end_action(done, budget, load, plane))
+        task.add_done_callback(lambda done: self._end_action(done, call, load, places))
 
     def _enter_unsigned(self, call: Call, given: Shape) -> tuple[Place, ...]:
         """Judge what can be judged in the pass, whose time is measured; Overloaded, and what the token is told."""
@@ -541,13 +539,22 @@ class FrontEnd:
             raise
         return self._unsigned.enter(call.request.peer, issuer)
 
-    async def _answer_unsigned(
-        self, call: Call, answer: Coroutine[Any, Any, None], places: tuple[Place, ...]
+    def _end_action(
+        self, task: asyncio.Task[None], call: Call, load: AccountLoad, places: tuple[Place, ...]
     ) -> None:
-        try:
-            await Charged(answer, call.request.charging())
-        finally:
+        # Not in the task: one that is cancelled in the pass that made it runs no line of its own.
+        plane = call.action.plane
+        self._budgets[plane].tasks.discard(task)
+        load.actions[plane] -= 1
+        if not load.actions[plane]:
+            del load.actions[plane]
+        if places:
             self._unsigned.leave(places)
+        if task.cancelled():
+            call.fail(Timeout())
+
+    async def _answer_unsigned(self, call: Call, budget: TaskBudget, given: Shape) -> None:
+        await Charged(self._answer(call, budget, given), call.request.charging())
 
     async def _answer(self, call: Call, budget: TaskBudget, given: Shape) -> None:
         REQUEST_ID.set(call.request_id)  # of this task
@@ -556,9 +563,6 @@ class FrontEnd:
                 output = await self._when_known(call, self._task_handlers[call.action.name], given)
         except TimeoutError:
             call.fail(Timeout())
-        except asyncio.CancelledError:
-            call.fail(Timeout())
-            raise
         except Exception as error:  # noqa: BLE001 -- the request is answered with it
             if call.principal is NOBODY and isinstance(error, _WRONG_TOKEN):
                 self._refusals.note_bad(call.request, error)
@@ -584,10 +588,3 @@ class FrontEnd:
             Sample(used, polls / self.calls.loads.polls_of_all_max, ("long_polls",)),
             Sample(used, len(control.tasks) / control.actions_max, ("control",)),
         ]
-
-
-def _end_action(task: asyncio.Task[None], budget: TaskBudget, load: AccountLoad, plane: Plane) -> None:
-    budget.tasks.discard(task)
-    load.actions[plane] -= 1
-    if not load.actions[plane]:
-        del load.actions[plane]

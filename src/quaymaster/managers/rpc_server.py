@@ -100,16 +100,19 @@ class ManagerCalls:
             return
         task = asyncio.get_running_loop().create_task(self._set_broker_state(call, request))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda done: self._end(done, call))
+
+    def _end(self, task: asyncio.Task[None], call: OperatorCall) -> None:
+        # Not in the task: one that is cancelled in the pass that made it runs no line of its own.
+        self._tasks.discard(task)
+        if task.cancelled():
+            call.fail(NotNow("The manager is shutting down."))
 
     async def _set_broker_state(self, call: OperatorCall, request: BrokerStateRequest) -> None:
         try:
             action, asked = ACTS[request.state], {"broker": request.broker}
             act = act_of_peer(action, request.by, str(call.peer), call.address, asked)
             await self._manager.set_broker_state(request.broker, request.state, act)
-        except asyncio.CancelledError:
-            call.fail(NotNow("The manager is shutting down."))
-            raise
         except (CallerError, NotNow) as error:
             call.fail(error)
         except Exception as error:  # noqa: BLE001 -- the call is answered with it

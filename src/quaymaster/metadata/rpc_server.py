@@ -95,7 +95,7 @@ class MetadataCalls:
             return
         task = asyncio.get_running_loop().create_task(self._answer(call, request))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda done: self._end(done, call))
         if isinstance(request, GetChanges):
             call.on_cancel = lambda: _cancel(task)
 
@@ -105,6 +105,12 @@ class MetadataCalls:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def _end(self, task: asyncio.Task[None], call: IncomingRequest) -> None:
+        # Not in the task: one that is cancelled in the pass that made it runs no line of its own.
+        self._tasks.discard(task)
+        if task.cancelled():
+            call.fail(Timeout())
+
     async def _answer(self, call: IncomingRequest, request: Request) -> None:
         limit_ms = (
             call.deadline_ms if isinstance(request, GetChanges) else max(call.deadline_ms, CHANGE_MS_MIN)
@@ -113,9 +119,6 @@ class MetadataCalls:
         try:
             async with asyncio.timeout(limit_ms / 1000):
                 answer = encode_message(await self._node.answer(request))
-        except asyncio.CancelledError:
-            call.fail(Timeout())
-            raise
         except Exception as error:  # noqa: BLE001 -- the call is answered with it
             call.fail(_as_travelling(error))
         else:

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, cast, get_args, get_type_hints
 
 import pytest
+from harness.cut_tasks import CutTasks
 from harness.waiting import PATIENCE_S
 from metadata.keys.test_issuers import KEYS
 
@@ -790,6 +791,18 @@ def test_requests_in_progress_end_when_the_port_stops() -> None:
 
             await port.admin.stop()
             answer = await backup
+
+            assert answer.status == 503
+
+    asyncio.run(scenario())
+
+
+def test_request_that_is_ended_before_it_was_begun_is_answered() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            port.admin.api._acting = CutTasks()
+
+            answer = await port.call("POST", "backup", {"path": "/tmp/there"})
 
             assert answer.status == 503
 

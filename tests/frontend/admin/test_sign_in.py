@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from harness.cut_tasks import CutTasks
 
 from frontend.admin.test_admin import error_of
 from frontend.admin.test_owner_api import SHOP, Owner, allow, owning
@@ -16,6 +17,7 @@ from frontend.support import ACCOUNT, Answer, Client
 from frontend.usage.test_usage import recorder, records_of
 from quaymaster.coordination.sign_in_links import SignInLinks
 from quaymaster.frontend.admin import sign_in_attempts
+from quaymaster.frontend.admin.api import AdminAPI
 from quaymaster.frontend.admin.sign_in_attempts import SignInAttempts
 from quaymaster.frontend.usage.recorder import UsageRecorder
 
@@ -53,6 +55,20 @@ def test_a_user_signs_in_with_its_password_for_twelve_hours() -> None:
             assert 0 <= 12 * 3_600_000 - length_ms < 3_600_000
             assert (await owner.call("GET", "me", client=client, headers=token)).json["name"] == "ada"
             assert (await client.json("ListQueues", {}, token)).status == 200
+
+    asyncio.run(scenario())
+
+
+def test_a_sign_in_that_is_ended_before_it_was_begun_is_answered_and_gives_its_place_back() -> None:
+    async def scenario() -> None:
+        async with with_ada() as (owner, stranger):
+            api = owner.service.front_end._management
+            assert isinstance(api, AdminAPI)
+            api._looking = CutTasks()
+
+            answer = await owner.call("POST", "sign-in", SIGN_IN, client=stranger)
+
+            assert (answer.status, api._signing_in) == (503, 0)
 
     asyncio.run(scenario())
 

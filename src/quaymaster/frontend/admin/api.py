@@ -199,15 +199,16 @@ class AdminAPI:
         if self._signing_in >= SIGN_INS_MAX:
             raise Overloaded
         call = AdminCall(NOBODY, NOBODY.account_id, request)
-        self._start(self._answer_unsigned(operation, call, given), None)
+        signing_in = self._start(self._answer_unsigned(operation, call, given), call, None)
         # In this pass: those that come together would all see the number of before.
         self._signing_in += 1
+        signing_in.add_done_callback(self._end_sign_in)
 
     async def _answer_unsigned(self, operation: AdminOperation, call: AdminCall, given: Any) -> None:
-        try:
-            await Charged(self._answer(operation, call, given, None, _allow), call.request.charging())
-        finally:
-            self._signing_in -= 1
+        await Charged(self._answer(operation, call, given, None, _allow), call.request.charging())
+
+    def _end_sign_in(self, signing_in: asyncio.Task[None]) -> None:
+        self._signing_in -= 1
 
     def _ask(
         self, request: HTTPRequest, principal: Principal, operation: AdminOperation, in_path: dict[str, str]
@@ -233,11 +234,11 @@ class AdminAPI:
             judge(owner, subject)
             given = read_members(operation, in_path, members)
             call = AdminCall(principal, owner, request)
-            self._start(self._answer(operation, call, given, act, judge), act)
+            self._start(self._answer(operation, call, given, act, judge), call, act)
         except Exception as error:  # noqa: BLE001 -- the request is answered with it
             self._refuse(request, act, error)
 
-    def _start(self, work: Coroutine[Any, Any, None], act: Act | None) -> None:
+    def _start(self, work: Coroutine[Any, Any, None], call: AdminCall, act: Act | None) -> asyncio.Task[None]:
         tasks = self._looking if act is None else self._acting
         try:
             if act is not None and self._takes_no_acts:
@@ -253,6 +254,13 @@ class AdminAPI:
         task = asyncio.get_running_loop().create_task(work)
         tasks.add(task)
         task.add_done_callback(tasks.discard)
+        task.add_done_callback(lambda done: self._end(done, call.request, act))
+        return task
+
+    def _end(self, task: asyncio.Task[None], request: HTTPRequest, act: Act | None) -> None:
+        # Not in the task: one that is cancelled in the pass that made it runs no line of its own.
+        if task.cancelled():
+            self._refuse(request, act, _stopping())
 
     async def _answer(
         self,
@@ -277,9 +285,6 @@ class AdminAPI:
             if isinstance(answer, Change) and self._floor.raised > floor:
                 behind = await self.wait_for_front_ends(self._floor.raised)
                 answer = msgspec.structs.replace(answer, behind=behind or msgspec.UNSET)
-        except asyncio.CancelledError:
-            self._refuse(request, act, _stopping())
-            raise
         except Exception as error:  # noqa: BLE001 -- the request is answered with it
             if call.principal is NOBODY and isinstance(error, CallerError):
                 self.on_bad(request, error)
