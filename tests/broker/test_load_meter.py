@@ -14,8 +14,8 @@ from quaymaster.broker.load_meter import LoadMeter
 from quaymaster.broker.replica.journal_service import JournalService
 from quaymaster.broker.replica.partition_loads import PartitionLoads
 from quaymaster.core.cell.load import BUSIEST_MAX, BrokerLoad
-from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.values.commands.messages import NewMessage, Receive, Send
+from quaymaster.core.values.queues.partition_keys import partition_key
 from quaymaster.core.values.queues.queue_definitions import (
     PartitionPlacement,
     PartitionState,

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING
 
 from harness.replica_host import identity, message, queue
 
-from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.queues.repeats import as_repeat
 from quaymaster.core.spread.receives import SpreadReceive
 from quaymaster.core.spread.sends import SpreadSend
@@ -66,6 +65,7 @@ from quaymaster.core.values.partition_tables import (
     with_table_of,
     without,
 )
+from quaymaster.core.values.queues.partition_keys import partition_key
 from quaymaster.core.values.queues.queue_definitions import (
     QueueDefinition,
     group_definition,

@@ -40,7 +40,6 @@ from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.partition_snapshots import load_partition
 from quaymaster.core.partition.proposals import Proposal, Wait
 from quaymaster.core.partition.work.completion_records import outputs_of, split_completion
-from quaymaster.core.queues.applied_queues import parts_of_key
 from quaymaster.core.queues.completions import complete, output_to_move
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.queues.record_payloads import MOVE_HEAD_BYTES
@@ -59,6 +58,7 @@ from quaymaster.core.values.partition_tables import (
     with_children_open,
     with_state,
 )
+from quaymaster.core.values.queues.partition_keys import parts_of_key
 from quaymaster.core.values.queues.queue_definitions import KEY_MAX, one_partition, replace_definition
 from quaymaster.core.values.records import RecordRow, RecordType
 from sim.kernel import Violation

@@ -15,13 +15,13 @@ from quaymaster.broker.replica.moves import message_moves
 from quaymaster.broker.replica.moves.moves_out import MovesAway
 from quaymaster.broker.replica.moves.queue_places import QueuePlaces
 from quaymaster.core.cell.cell import broker_of
-from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.values.commands.decided import DeadLetter
 from quaymaster.core.values.commands.moves import MoveBegun, MoveIn, MoveInOutcome
 from quaymaster.core.values.commands.partitions import AskGroups, GroupsOutcome
 from quaymaster.core.values.commands.unions import InternalCommand
 from quaymaster.core.values.errors import NotLeader
 from quaymaster.core.values.formats import CellFormat
+from quaymaster.core.values.queues.partition_keys import partition_key
 from sim.kernel import Violation
 
 if TYPE_CHECKING:

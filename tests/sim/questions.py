@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, cast
 from quaymaster.broker.replica.group_questions import GroupAnswers, GroupQuestions
 from quaymaster.broker.replica.held_receives import LOOK_S, HeldReceives, not_known
 from quaymaster.core.partition.partition import Partition
-from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.values.commands.messages import Receive
 from quaymaster.core.values.commands.partitions import AskGroups
 from quaymaster.core.values.errors import CallerError, NotLeader, NotNow
+from quaymaster.core.values.queues.partition_keys import partition_key
 from sim.moves import Carrier, MovesHost
 
 if TYPE_CHECKING:

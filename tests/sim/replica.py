@@ -18,7 +18,6 @@ from quaymaster.broker.replica.records.time_file import LOOK_S, TimeFile
 from quaymaster.broker.replica.replica import TICK_LATE_MS
 from quaymaster.broker.storage.state_store import encode_key, encode_partition, load_partitions
 from quaymaster.core.cell.cell import ReplicaSeen, broker_of
-from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.queues.record_payloads import MOVE_HEAD_BYTES, PREFIX_FLAGS
 from quaymaster.core.replication.copy_verdicts import judge_copy
@@ -50,6 +49,7 @@ from quaymaster.core.values.commands.unions import Command, InternalCommand
 from quaymaster.core.values.errors import DiskFull, NotLeader, NotNow, Overloaded
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.core.values.messages import decode_moved, message_id_of, prefix_bytes
+from quaymaster.core.values.queues.partition_keys import partition_key
 from quaymaster.core.values.records import (
     Batch,
     RecordRow,

@@ -15,8 +15,8 @@ from quaymaster.broker.replica.journal_service import JournalService
 from quaymaster.broker.replica.replica import ReplicaHost
 from quaymaster.core.cell.load import BUSIEST_MAX, BrokerLoad, PartitionLoad
 from quaymaster.core.partition.partition import Partition
-from quaymaster.core.queues.applied_queues import parts_of_key
 from quaymaster.core.values.partition_tables import entry_of
+from quaymaster.core.values.queues.partition_keys import parts_of_key
 from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 
 WINDOW_S: Final = 0.25

@@ -19,7 +19,6 @@ from broker.cell.test_moves_between_journals import (
     two_journals,
 )
 from quaymaster.broker.replica import group_questions
-from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.structures.orders.fifo_order import FIFOOrder
 from quaymaster.core.values.commands.messages import (
@@ -40,6 +39,7 @@ from quaymaster.core.values.partition_tables import (
     with_children_open,
     with_state,
 )
+from quaymaster.core.values.queues.partition_keys import partition_key
 from quaymaster.core.values.queues.queue_definitions import (
     KEY_MAX,
     QueueDefinition,

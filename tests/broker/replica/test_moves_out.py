@@ -15,7 +15,6 @@ from quaymaster.broker.replica.moves.moves_out import MovesAway
 from quaymaster.broker.replica.records.record_bodies import Body
 from quaymaster.core.partition.partition_counts import counts_of
 from quaymaster.core.partition.partition_moves import QueuesElsewhere
-from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.values.commands.completions import Complete, CompletionDecided, Output
 from quaymaster.core.values.commands.decided import TakenOutcome
 from quaymaster.core.values.commands.messages import Receipt, Receive, Send
@@ -26,6 +25,7 @@ from quaymaster.core.values.errors import NotLeader, NotNow, TooFewReplicas
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.messages import message_id_of
 from quaymaster.core.values.partition_tables import with_children, with_children_open, without
+from quaymaster.core.values.queues.partition_keys import partition_key
 from quaymaster.core.values.queues.queue_definitions import KEY_MAX, QueueDefinition
 from quaymaster.monitoring.supervision import listen_for_failures
 

@@ -8,10 +8,10 @@ import pytest
 
 from quaymaster.broker.replica import partition_loads
 from quaymaster.broker.replica.partition_loads import PartitionLoads
-from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.values.commands.decided import WriteBarrier
 from quaymaster.core.values.commands.messages import NewMessage, Purge, Receive, Send
 from quaymaster.core.values.commands.transactions import StageMessages
+from quaymaster.core.values.queues.partition_keys import partition_key
 
 
 def ticking(*times: float) -> PartitionLoads:

@@ -10,10 +10,10 @@ from harness.replica_host import ACCOUNT, arn, far_queue
 from quaymaster.broker.replica.moves import queue_places
 from quaymaster.broker.replica.moves.queue_places import QueuePlaces
 from quaymaster.core.partition.partition_moves import UNKNOWN
-from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.partition_tables import with_children, with_children_open, without
+from quaymaster.core.values.queues.partition_keys import partition_key
 from quaymaster.core.values.queues.queue_definitions import KEY_MAX, QueueDefinition, replace_definition
 
 DEAD, OTHER, THERE = 2, 9, 7

@@ -26,10 +26,10 @@ from quaymaster.broker.storage.disk import RealDisk
 from quaymaster.broker.storage.journal_state import JournalCorrupt
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.partition.partition import Partition
-from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.values.commands.messages import Delete
 from quaymaster.core.values.errors import JournalStopped
+from quaymaster.core.values.queues.partition_keys import partition_key
 
 
 @pytest.fixture(autouse=True)

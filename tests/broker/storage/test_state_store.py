@@ -16,11 +16,11 @@ from quaymaster.broker.storage.state_store import (
     load_partitions,
 )
 from quaymaster.core.partition.proposals import Proposal
-from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.structures.orders.index import MemoryChunks
 from quaymaster.core.values.commands.messages import Delete, Receipt, Receive, Send
 from quaymaster.core.values.commands.partitions import SetQueue
+from quaymaster.core.values.queues.partition_keys import partition_key
 from quaymaster.core.values.queues.queue_marks import QueueMarks
 
 NOW_MS = 1_000_000

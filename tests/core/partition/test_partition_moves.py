@@ -23,7 +23,6 @@ from quaymaster.core.partition.partition_snapshots import (
 )
 from quaymaster.core.partition.state_hash import partition_hash
 from quaymaster.core.queues import consumed_queues, queue_states
-from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.queues.moved_messages import message_to_move
 from quaymaster.core.queues.record_payloads import MOVE_HEAD_BYTES
 from quaymaster.core.structures.orders.index import MemoryChunks
@@ -60,6 +59,7 @@ from quaymaster.core.values.commands.partitions import ForgetQueue, SetQueue
 from quaymaster.core.values.errors import UnsupportedOperation
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.messages import decode_message, prefix_bytes
+from quaymaster.core.values.queues.partition_keys import partition_key
 from quaymaster.core.values.records import RecordType
 
 JOBS, DEAD, STEPS, STEPS_DEAD = 1, 2, 3, 4

@@ -23,7 +23,6 @@ from quaymaster.core.partition.receipts import EXPIRED
 from quaymaster.core.partition.state_hash import partition_hash
 from quaymaster.core.partition.work.completion_records import messages_of, outputs_of
 from quaymaster.core.queues import completions
-from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.queues.completions import GONE, output_to_move
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.structures.ids.id_limits import IdLimits
@@ -49,6 +48,7 @@ from quaymaster.core.values.errors import InvalidParameterValue, NotNow, Overloa
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.messages import message_id_of
 from quaymaster.core.values.partition_tables import split_ranges, with_children, with_children_open
+from quaymaster.core.values.queues.partition_keys import partition_key
 from quaymaster.core.values.queues.queue_definitions import (
     KEY_MAX,
     QueueDefinition,

@@ -32,7 +32,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.partition_moves import QueuesElsewhere
 from quaymaster.core.partition.partition_snapshots import load_partition
-from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.queues.moved_messages import message_to_move
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.queues.record_payloads import MOVE_HEAD_BYTES
@@ -44,6 +43,7 @@ from quaymaster.core.values.commands.moves import EndMoves, MovedMessage, MoveIn
 from quaymaster.core.values.commands.partitions import SetQueue
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.messages import decode_message, prefix_bytes
+from quaymaster.core.values.queues.partition_keys import partition_key
 from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.core.values.records import RecordType
 

@@ -11,7 +11,6 @@ from harness.replica_host import Host, arn, identity, message, queue, snapshot_o
 from quaymaster.core.partition.partition_counts import counts_of
 from quaymaster.core.partition.partition_snapshots import load_partition
 from quaymaster.core.partition.running_tasks import RunningTasks
-from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.queues.move_tasks import RAN_TOO_LONG, TASK_MAX_MS, looks_in_vain_max
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.queues.record_payloads import encode_task
@@ -31,6 +30,7 @@ from quaymaster.core.values.commands.move_tasks import (
 from quaymaster.core.values.commands.moves import MoveMessage
 from quaymaster.core.values.commands.partitions import ForgetQueue, SetQueue
 from quaymaster.core.values.formats import CellFormat
+from quaymaster.core.values.queues.partition_keys import partition_key
 
 WORK, DEAD = 1, 2
 TASK = identity(7)

@@ -8,7 +8,6 @@ from harness.replica_host import Host, arn, identity, message, queue, records_of
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.partition_moves import QueuesElsewhere
 from quaymaster.core.queues import moved_messages
-from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.queues.moved_messages import message_to_move
 from quaymaster.core.queues.record_payloads import MOVE_HEAD_BYTES, PREFIX_FLAGS
 from quaymaster.core.structures.orders.fifo_order import FIFOOrder
@@ -35,6 +34,7 @@ from quaymaster.core.values.partition_tables import (
     with_children_open,
     with_state,
 )
+from quaymaster.core.values.queues.partition_keys import partition_key
 from quaymaster.core.values.queues.queue_definitions import (
     KEY_MAX,
     QueueDefinition,

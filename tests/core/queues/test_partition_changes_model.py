@@ -19,7 +19,6 @@ from harness.replica_host import RETRY_WINDOW_MS, Host, arn, identity, message, 
 
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.partition_moves import QueuesElsewhere
-from quaymaster.core.queues.applied_queues import parts_of_key
 from quaymaster.core.queues.moved_messages import message_to_move
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.structures.orders.fifo_order import FIFOOrder
@@ -40,6 +39,7 @@ from quaymaster.core.values.partition_tables import (
     with_children_open,
     with_state,
 )
+from quaymaster.core.values.queues.partition_keys import parts_of_key
 from quaymaster.core.values.queues.queue_definitions import KEY_MAX, one_partition, replace_definition
 
 pytestmark = pytest.mark.uncovered

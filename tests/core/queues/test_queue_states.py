@@ -20,7 +20,6 @@ from harness.replica_host import (
 from quaymaster.core.partition.partition import IN_FLIGHT_MAX
 from quaymaster.core.partition.partition_snapshots import load_partition
 from quaymaster.core.queues import consumed_queues
-from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.queues.record_payloads import MOVE_HEAD_BYTES, entry_of_record
 from quaymaster.core.structures.ids.recent_marks import MARKED_S
@@ -69,6 +68,7 @@ from quaymaster.core.values.errors import (
     ResourceNotFound,
 )
 from quaymaster.core.values.messages import decode_message, prefix_bytes
+from quaymaster.core.values.queues.partition_keys import partition_key
 from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.core.values.queues.queue_names import QueueArn
 from quaymaster.core.values.records import RecordType

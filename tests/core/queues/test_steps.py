@@ -12,7 +12,6 @@ from harness.replica_host import Host, arn, message, queue
 from harness.steps import calls_of
 
 from quaymaster.core.partition.partition import Partition
-from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.structures.orders.index import MemoryChunks
 from quaymaster.core.values.commands.claims import Claim, DescribeClaims, ReadClaim, ReleaseClaims, Settle
@@ -54,6 +53,7 @@ from quaymaster.core.values.commands.transactions import (
     StageMessages,
 )
 from quaymaster.core.values.commands.unions import Command, InternalCommand
+from quaymaster.core.values.queues.partition_keys import partition_key
 from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 
 FEW, MANY = 100, 100_000

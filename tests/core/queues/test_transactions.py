@@ -36,7 +36,6 @@ from quaymaster.core.partition.partition_snapshots import (
 from quaymaster.core.partition.staged_messages import EXPIRES_MS, RUN_KEPT_MS, SINK_KEPT_MS
 from quaymaster.core.partition.work import slices
 from quaymaster.core.queues import transactions
-from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.queues.record_payloads import entry_of_record, find_message
 from quaymaster.core.structures import committed_runs
@@ -75,6 +74,7 @@ from quaymaster.core.values.errors import (
     UnsupportedOperation,
 )
 from quaymaster.core.values.formats import CellFormat
+from quaymaster.core.values.queues.partition_keys import partition_key
 from quaymaster.core.values.queues.queue_definitions import QueueDefinition, replace_definition
 from quaymaster.core.values.records import RecordRow, RecordType
 

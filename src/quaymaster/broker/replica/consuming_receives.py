@@ -16,12 +16,12 @@ from functools import partial
 from typing import Final
 
 from quaymaster.broker.replica.records.record_bodies import Body, RecordBodies
-from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.values.commands.decided import Consume, Consumed, Taken, TakenOutcome
 from quaymaster.core.values.commands.messages import Delivery, Receive, ReceiveOutcome
 from quaymaster.core.values.commands.moves import MoveMessage
 from quaymaster.core.values.commands.unions import Command, Decided, InternalCommand, Outcome
 from quaymaster.core.values.errors import TooFewReplicas
+from quaymaster.core.values.queues.partition_keys import partition_key
 from quaymaster.net.routing.broker_client import Reply
 
 UNREADABLE_RETRY_S: Final = 30.0

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, get_args
 from msgspec.structs import replace
 
 from quaymaster.core.partition.partition import Partition
-from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.structures.orders.fifo_order import FIFOOrder
 from quaymaster.core.structures.orders.held_groups import HeldGroups, Question
 from quaymaster.core.values.commands.partitions import AskGroups, GroupsOutcome
 from quaymaster.core.values.errors import CallerError, NotNow
 from quaymaster.core.values.partition_tables import entry_of
+from quaymaster.core.values.queues.partition_keys import partition_key
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.monitoring.supervision import supervise
 

@@ -46,7 +46,6 @@ from quaymaster.core.cell.backup_cut import BackupBarrier
 from quaymaster.core.cell.cell import ReplicaSeen
 from quaymaster.core.partition.open_stages import ACCOUNT_STAGES_MAX
 from quaymaster.core.partition.partition import IN_FLIGHT_MAX
-from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.replication.journal import JournalReplica
 from quaymaster.core.replication.messages import Envelope
@@ -62,6 +61,7 @@ from quaymaster.core.values.commands.partitions import AskGroups, GroupsOutcome,
 from quaymaster.core.values.commands.unions import Command
 from quaymaster.core.values.errors import JournalStopped, NotLeader, NotNow, Overloaded, StaleEpoch, Timeout
 from quaymaster.core.values.formats import CellFormat
+from quaymaster.core.values.queues.partition_keys import partition_key
 from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.core.values.records import Batch
 from quaymaster.monitoring.logs import log_event

@@ -25,13 +25,13 @@ from quaymaster.core.partition.work.completion_records import (
     join_completion,
 )
 from quaymaster.core.partition.work.partition_transactions import own_delay
-from quaymaster.core.queues.applied_queues import parts_of_key
 from quaymaster.core.queues.record_payloads import IS_OUTPUT, MOVE_HEAD, OWN_DELAY
 from quaymaster.core.values.commands.completions import Complete, CompleteOutcome, CompletionDecided, Output
 from quaymaster.core.values.commands.messages import Receipt
 from quaymaster.core.values.commands.moves import MoveBegun, MovedMessage
 from quaymaster.core.values.errors import Overloaded
 from quaymaster.core.values.messages import encode_moved, prefix_bytes
+from quaymaster.core.values.queues.partition_keys import partition_key, parts_of_key
 from quaymaster.core.values.records import Record, RecordType
 
 GONE = "The message was deleted or completed before, or has expired: nothing was sent."
@@ -104,7 +104,7 @@ def _place_of(source: Partition, output: Output) -> tuple[int, int]:
     older partition, the table may be newer than that one's: then it must go there, too, and not arrive before it.
     """
     moves = source.moves
-    chosen = output.queue_id << 16 | output.partition, output.journal_id
+    chosen = partition_key(output.queue_id, output.partition), output.journal_id
     last = moves.last_of_group.get((output.queue_id, output.key)) if moves is not None else None
     if moves is None or last is None or last[0] >= chosen[0] or last[1] not in moves.out[last[0]].open:
         return chosen

@@ -22,7 +22,7 @@ from quaymaster.core.partition.receipts import (
     was_finished_by,
 )
 from quaymaster.core.partition.work.slices import Slices, Turn, Work
-from quaymaster.core.queues.applied_queues import AppliedQueues, partition_key
+from quaymaster.core.queues.applied_queues import AppliedQueues
 from quaymaster.core.queues.record_payloads import BY_RECEIVE, CHANGE, HAS_ATTEMPT, PAIR
 from quaymaster.core.queues.transactions import expire_transactions
 from quaymaster.core.structures.ids.id_limits import ID_LIMITS, IdLimits
@@ -52,6 +52,7 @@ from quaymaster.core.values.commands.partitions import ANY_TABLE, AskGroups, Gro
 from quaymaster.core.values.commands.unions import Decided
 from quaymaster.core.values.errors import InvalidParameterValue, OverLimit, UnsupportedOperation
 from quaymaster.core.values.partition_tables import parents_of
+from quaymaster.core.values.queues.partition_keys import partition_key
 from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.core.values.records import Record, RecordType
 

@@ -22,7 +22,6 @@ from quaymaster.core.partition.partition_moves import AWAY_MAX, MovesOut, OpenMo
 from quaymaster.core.partition.partition_totals import totals_of
 from quaymaster.core.partition.proposals import Proposal
 from quaymaster.core.partition.work.applied_moves import apply_move_out, apply_move_withdrawn, opened_moves
-from quaymaster.core.queues.applied_queues import partition_key, parts_of_key
 from quaymaster.core.queues.completions import record_of_output
 from quaymaster.core.queues.record_payloads import (
     GOES_ON,
@@ -42,6 +41,7 @@ from quaymaster.core.values.commands.moves import MoveBegun, MovedMessage, MoveI
 from quaymaster.core.values.errors import NotNow, Overloaded
 from quaymaster.core.values.messages import encode_moved, message_id_of, prefix_bytes, split_prefix
 from quaymaster.core.values.partition_tables import taking
+from quaymaster.core.values.queues.partition_keys import partition_key, parts_of_key
 from quaymaster.core.values.queues.queue_definitions import KEY_MAX, PartitionPlacement, QueueDefinition
 from quaymaster.core.values.records import Record, RecordType
 

@@ -18,8 +18,8 @@ from quaymaster.core.partition.partition_counts import counts_of
 from quaymaster.core.partition.partition_totals import totals_of
 from quaymaster.core.partition.proposals import WAIT_OF_DURABILITY, Proposal, Wait
 from quaymaster.core.partition.staged_messages import Stage
+from quaymaster.core.partition.work.applied_moves import count_moved
 from quaymaster.core.partition.work.slices import Slices, Turn, Work
-from quaymaster.core.queues.applied_queues import count_moved, partition_key, parts_of_key
 from quaymaster.core.queues.claimed_queues import ClaimedQueues
 from quaymaster.core.queues.completions import complete
 from quaymaster.core.queues.defined_queues import DefinedQueues
@@ -122,6 +122,7 @@ from quaymaster.core.values.commands.unions import Command, Decided, InternalCom
 from quaymaster.core.values.errors import NotNow, OverLimit, UnsupportedOperation
 from quaymaster.core.values.formats import DELIVERY, CellFormat
 from quaymaster.core.values.queue_counts import sum_counts
+from quaymaster.core.values.queues.partition_keys import partition_key, parts_of_key
 from quaymaster.core.values.queues.queue_definitions import PartitionPlacement, QueueDefinition
 from quaymaster.core.values.records import Record, RecordType
 

@@ -1,4 +1,35 @@
-"""What records of queues have as payload, and what their flags mean."""
+"""What records of queues have as payload, and what their flags mean. `core/queues/applied_queues` applies them.
+
+All integers are little-endian:
+
+    SEND               prefix · message (core/values/messages); flags HAS_* and OWN_DELAY; due_after: the delay
+    MOVE               sent u64 · first receive u64 · delivery count u32 · task u8, then prefix · wrapper · message;
+                       queue, partition and sequence are the target's, the source's are in the wrapper;
+                       with IS_OUTPUT it arrived as a SEND does, with OWN_DELAY and due_after as there
+    RECEIVE            [attempt 16 bytes, with HAS_ATTEMPT], then (sequence u64 · delivery count u32) each;
+                       due_after: the visibility timeout, up to the slot's end
+    CHANGE_VISIBILITY  delivery count u32 · receipt's epoch u64; due_after as in RECEIVE
+    DELETE             sequence u64 each; flag BY_RECEIVE: a receive took them (AtMostOnce)
+    EXPIRE             the same, for single ones; `sequence`: every message below it has expired
+    PURGE              nothing; `sequence`: every message below it is gone
+    QUEUE_SET          the definition (core/values/queues/queue_definitions), by whose table partitions begin
+                       and are sealed;
+                       flag IS_NEW: the journal did not have the queue;
+                       with HAS_STARTS before it: count u16, then (partition u16 · start u64 · end u64) each
+    QUEUE_DELETE       nothing
+    MOVE_TASK          the task, MessagePack
+    MOVE_OUT           target queue u64 · partition u16 · journal u64 · number u64 · task u8; with GOES_ON: its move to
+                       another partition of the queue is over: partition u16 · number u64
+    MOVE_WITHDRAWN     source queue u64 · partition u16 · settled below u64, then number u64 each;
+                       with IS_DUPLICATE: outputs that are here already
+    MOVE_END           target queue u64 · partition u16, then (number u64 · taken u8) each
+    GROUP_RESET        nothing; `sequence`: all below is consumed, nothing from there on
+    STAGE_BEGIN, STAGE, TRANSACTION_COMMIT, TRANSACTION_ABORT: see core/partition/work/partition_transactions
+    CLAIM              see core/partition/work/applied_claims
+    COMPLETE           see core/partition/work/completion_records
+
+A message that came by a numbered move is a MOVE too, whose wrapper has the number (`core/partition/partition_moves`).
+"""
 
 from __future__ import annotations
 

@@ -20,7 +20,6 @@ from msgspec.structs import replace
 
 from quaymaster.broker.replica.moves.moves_out import MovesAway
 from quaymaster.core.partition.partition_moves import UNKNOWN
-from quaymaster.core.queues.applied_queues import partition_key, parts_of_key
 from quaymaster.core.queues.move_tasks import looks_in_vain_max
 from quaymaster.core.queues.record_payloads import IS_OUTPUT, MOVE_HEAD_BYTES, PREFIX_FLAGS
 from quaymaster.core.values.commands.decided import DeadLetter, Taken
@@ -28,6 +27,7 @@ from quaymaster.core.values.commands.move_tasks import FinishMoveTask, MoveTask,
 from quaymaster.core.values.commands.moves import MoveBegun, MoveIn, MoveInOutcome, MoveMessage
 from quaymaster.core.values.errors import CallerError, NotNow, QueueDoesNotExist
 from quaymaster.core.values.messages import decode_moved, split_payload
+from quaymaster.core.values.queues.partition_keys import partition_key, parts_of_key
 from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.core.values.queues.queue_names import QueueArn
 from quaymaster.core.values.records import RecordType

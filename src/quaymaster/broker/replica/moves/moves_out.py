@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.partition_moves import MovesOut, OpenMove
 from quaymaster.core.partition.work.completion_records import RecordedOutput, outputs_of
-from quaymaster.core.queues.applied_queues import partition_key, parts_of_key
 from quaymaster.core.queues.completions import output_to_move
 from quaymaster.core.queues.moved_messages import message_to_move
 from quaymaster.core.values.commands.moves import (
@@ -34,6 +33,7 @@ from quaymaster.core.values.commands.moves import (
     MovesGoOn,
 )
 from quaymaster.core.values.errors import CallerError, NotNow
+from quaymaster.core.values.queues.partition_keys import partition_key, parts_of_key
 from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.core.values.queues.queue_names import QueueArn
 from quaymaster.monitoring.logs import log_event, log_failure

@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from quaymaster.core.partition.partition_moves import UNKNOWN, QueuesElsewhere
-from quaymaster.core.queues.applied_queues import parts_of_key
 from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.partition_tables import entry_of
+from quaymaster.core.values.queues.partition_keys import parts_of_key
 from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.core.values.queues.queue_names import QueueArn, parse_queue_arn
 

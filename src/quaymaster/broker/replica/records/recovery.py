@@ -33,7 +33,6 @@ from quaymaster.broker.storage.state_store import (
     load_partitions,
 )
 from quaymaster.core.partition.partition import Partition
-from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.queues.record_payloads import entry_of_record, find_message
 from quaymaster.core.replication.log_tail import Position
@@ -44,6 +43,7 @@ from quaymaster.core.structures.orders.index import (
     NoRoomForChunk,
     ScatteredRebuild,
 )
+from quaymaster.core.values.queues.partition_keys import partition_key
 from quaymaster.core.values.records import MESSAGE_TYPES, iterate_rows
 from quaymaster.monitoring.logs import log_event
 

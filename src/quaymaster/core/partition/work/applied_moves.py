@@ -73,3 +73,15 @@ def apply_move_end(
         del moves.leaving[move.sequence]
         partition.order.give_back(move.sequence, time_ms)
     return move
+
+
+def count_moved(source: Partition) -> None:
+    """A message of the running task was moved."""
+    for task in source.tasks:
+        if task.status == "RUNNING":
+            task.moved += 1
+
+
+def count_arrived(source: Partition) -> None:
+    """A message that a task took has arrived in another journal; the task may have ended meanwhile."""
+    source.tasks[-1].moved += 1
