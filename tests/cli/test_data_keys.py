@@ -218,7 +218,7 @@ def test_nothing_is_left_of_queues_that_were_deleted(tmp_path: Path, monkeypatch
                     queues,
                     server.metadata,
                     host.replica.queues,
-                    host.waiters,
+                    host.receives.waiters,
                     besides=(
                         server.registry._store,
                         asyncio.get_running_loop(),

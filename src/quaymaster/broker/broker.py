@@ -286,7 +286,7 @@ class Broker:
             and all(journal.files.room < DiskPressure.RESERVE for journal in journals.values()),
             load=msgspec.structs.replace(
                 self._load.measure(journals),
-                long_polls=sum(journal.host.waiters.parked for journal in journals.values()),
+                long_polls=sum(journal.host.receives.waiters.parked for journal in journals.values()),
                 log_bytes=sum(
                     segment.data_bytes
                     for journal in journals.values()

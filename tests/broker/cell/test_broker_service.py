@@ -318,7 +318,7 @@ def test_another_member_takes_over_with_everything_that_was_acknowledged(tmp_pat
 def test_parked_receive_hears_that_its_broker_leads_no_longer(tmp_path: Path) -> None:
     async def story(cell: Cell) -> None:
         parked = asyncio.create_task(cell.ask("a", Receive(1, 0, 1, wait_ms=20_000)))
-        await until(lambda: cell.brokers["a"].journals[JOURNAL].host.waiters.parked == 1)
+        await until(lambda: cell.brokers["a"].journals[JOURNAL].host.receives.waiters.parked == 1)
         request = TransferRequest(JOURNAL, cell.brokers["b"].journals[JOURNAL].member)
         assert msgspec.msgpack.decode(await cell.call("a", TRANSFER, msgspec.msgpack.encode(request)))
         with pytest.raises(NotLeader):

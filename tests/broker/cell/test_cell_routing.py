@@ -101,7 +101,7 @@ class Cell:
         await self.appoint(new)
 
     def parked(self, name: str) -> int:
-        return self.brokers[name].journals[JOURNAL].host.waiters.parked
+        return self.brokers[name].journals[JOURNAL].host.receives.waiters.parked
 
     async def ask(self, command: Command) -> Outcome:
         answered: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()

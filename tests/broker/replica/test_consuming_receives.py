@@ -64,7 +64,7 @@ def test_a_waiting_receive_is_served_when_a_message_comes(tmp_path: Path) -> Non
         async with running(tmp_path) as tester:
             await with_messages(tester)
             waiting = asyncio.ensure_future(tester.receive(1, wait_ms=60_000))
-            await until(lambda: tester.broker.host.waiters.parked)
+            await until(lambda: tester.broker.host.receives.waiters.parked)
             await tester.send(1, message(1))
             return numbers(await waiting), await alive(tester)
 
@@ -77,15 +77,15 @@ def test_what_was_set_aside_for_a_client_that_has_gone_stays(tmp_path: Path) -> 
             await with_messages(tester, 1)
             host = tester.broker.host
             gone = host.submit(Receive(1, 0, 1), lambda outcome: None)
-            answer = host._answer_receive
+            answer = host.receives.answer
 
             def leave(waiter: Any, decided: Any) -> None:
                 gone.cancel()
                 answer(waiter, decided)
 
-            host._answer_receive = leave  # type: ignore[method-assign,assignment]
+            host.receives.answer = leave  # type: ignore[method-assign,assignment]
             await until(lambda: gone.waiter.is_done)  # type: ignore[union-attr]
-            host._answer_receive = answer  # type: ignore[method-assign]
+            host.receives.answer = answer  # type: ignore[method-assign]
             return numbers(await tester.receive(1, wait_ms=60_000))
 
     assert asyncio.run(run()) == [1]
@@ -145,7 +145,7 @@ def test_a_message_whose_deletion_is_doubtful_is_delivered_at_most_once(
             monkeypatch.setattr(host, "_answer", lose)
             with pytest.raises(StaleEpoch):
                 await tester.receive(1)
-            await until(lambda: not host._consuming._timers)
+            await until(lambda: not host.receives._consuming._timers)
             return numbers(await tester.receive(1)), await alive(tester)
 
     assert asyncio.run(run()) == ([], 0)
@@ -161,8 +161,8 @@ def test_a_broker_that_closes_puts_nothing_back_any_more(
             with pytest.raises(TooFewReplicas):
                 await tester.receive(1)
             host = tester.broker.host
-            waiting = len(host._consuming._timers)
-        assert not host._consuming._timers
+            waiting = len(host.receives._consuming._timers)
+        assert not host.receives._consuming._timers
         async with running(tmp_path) as tester:
             outcome: ReceiveOutcome = await tester.ask(Receive(1, 0, 1))
             return waiting, numbers(outcome.deliveries)

@@ -100,7 +100,7 @@ def test_polls_that_come_together_share_what_older_partitions_say(tmp_path: Path
 def test_nothing_is_never_said_while_an_older_partition_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Any
 ) -> None:
-    monkeypatch.setattr("quaymaster.broker.replica.replica.LOOK_S", 0.05)
+    monkeypatch.setattr("quaymaster.broker.replica.receives.LOOK_S", 0.05)
 
     async def scenario() -> None:
         async with running(tmp_path) as tester:
@@ -121,7 +121,7 @@ def test_nothing_is_never_said_while_an_older_partition_does_not_answer(
 def test_polls_that_wait_for_older_partitions_end_with_the_broker_and_with_their_clients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quaymaster.broker.replica.replica.LOOK_S", 3_600.0)
+    monkeypatch.setattr("quaymaster.broker.replica.receives.LOOK_S", 3_600.0)
 
     async def scenario() -> None:
         async with running(tmp_path) as tester:

@@ -53,7 +53,7 @@ class Poll:
 
 async def parked(tester: BrokerTester, count: int) -> None:
     """Wait until so many receives are in line."""
-    while tester.broker.host.waiters.parked != count:  # noqa: ASYNC110  # there is no event for it
+    while tester.broker.host.receives.waiters.parked != count:  # noqa: ASYNC110  # there is no event for it
         await asyncio.sleep(0)
 
 
@@ -177,7 +177,7 @@ def test_a_waiter_that_was_woken_in_vain_keeps_its_place(tmp_path: Path) -> None
             await parked(tester, 2)
             host = tester.broker.host
 
-            host.waiters.wake(host.replica.queues.partition(1, 0))
+            host.receives.waiters.wake(host.replica.queues.partition(1, 0))
             await parked(tester, 1)
             await parked(tester, 2)
             await tester.send(1, message(1))
@@ -196,7 +196,7 @@ def test_a_long_poll_is_answered_empty_at_its_deadline(tmp_path: Path) -> None:
             poll = Poll(tester, wait_ms=50)
             await parked(tester, 1)
 
-            return await poll.numbers(), tester.broker.host.waiters.parked
+            return await poll.numbers(), tester.broker.host.receives.waiters.parked
 
     assert asyncio.run(run()) == ([], 0)
 
@@ -206,7 +206,7 @@ def test_a_poll_without_a_wait_is_answered_at_once(tmp_path: Path) -> None:
         async with running(tmp_path) as tester:
             await tester.set_queue(define(1))
 
-            return numbers(await tester.receive(1)), tester.broker.host.waiters.parked
+            return numbers(await tester.receive(1)), tester.broker.host.receives.waiters.parked
 
     assert asyncio.run(run()) == ([], 0)
 
@@ -252,7 +252,7 @@ def test_the_next_in_line_is_served_when_the_one_just_woken_hangs_up(tmp_path: P
             assert partition.timed.discard(1)
             partition.order.became_due(1)
 
-            host.waiters.wake(partition)
+            host.receives.waiters.wake(partition)
             gone.submitted.cancel()
 
             return await here.numbers()
@@ -271,7 +271,7 @@ def test_clients_that_hang_up_leave_nothing_in_line(tmp_path: Path) -> None:
                 poll.submitted.cancel()
 
             host = tester.broker.host
-            return host.waiters.parked, host.replica.queues.partition(1, 0).watched
+            return host.receives.waiters.parked, host.replica.queues.partition(1, 0).watched
 
     assert asyncio.run(run()) == (0, False)
 
@@ -423,8 +423,8 @@ def test_polls_that_end_together_are_answered_some_a_turn(
             for _ in range(10):
                 tester.broker.submit(Receive(1, 0, 1, -1, LONG_MS), lambda outcome: answered.append(turn))
             await parked(tester, 10)
-            for waiter in list(host.waiters._lines[host.replica.queues.partition(1, 0)].waiters):
-                host.waiters._expire(waiter)
+            for waiter in list(host.receives.waiters._lines[host.replica.queues.partition(1, 0)].waiters):
+                host.receives.waiters._expire(waiter)
             while len(answered) < 10:
                 await asyncio.sleep(0)
                 turn += 1
@@ -455,11 +455,13 @@ def test_polls_whose_leader_leads_no_longer_are_sent_away_some_a_turn_and_get_no
                 tester.broker.submit(Receive(1, 0, 1, -1, LONG_MS), reply)
             await parked(tester, 10)
             host = tester.broker.host
-            host.waiters.cancel(host.waiters._lines[host.replica.queues.partition(1, 0)].waiters[4])
+            host.receives.waiters.cancel(
+                host.receives.waiters._lines[host.replica.queues.partition(1, 0)].waiters[4]
+            )
 
-            host.waiters.send_away(NotLeader())
+            host.receives.waiters.send_away(NotLeader())
 
-            assert host.waiters.parked == 0
+            assert host.receives.waiters.parked == 0
             sent = asyncio.create_task(tester.send(1, message(7)))
             while len(answered) < 9:
                 turn += 1
@@ -488,8 +490,8 @@ def test_polls_that_are_being_sent_away_are_all_answered_when_the_broker_stops(
                 )
             await parked(tester, 10)
 
-            tester.broker.host.waiters.send_away(NotLeader())
-            tester.broker.host.waiters.answer_all()
+            tester.broker.host.receives.waiters.send_away(NotLeader())
+            tester.broker.host.receives.waiters.answer_all()
 
             return kinds
 
@@ -504,14 +506,14 @@ def test_a_poll_that_ends_and_is_woken_in_one_turn_gets_the_message(tmp_path: Pa
             await parked(tester, 1)
             host = tester.broker.host
             partition = host.replica.queues.partition(1, 0)
-            (waiter,) = host.waiters._lines[partition].waiters
+            (waiter,) = host.receives.waiters._lines[partition].waiters
             sending = asyncio.create_task(tester.send(1, message(7)))
             while partition.committed == 1:  # noqa: ASYNC110  # there is no event for it
                 await asyncio.sleep(0)
-            host.waiters._expire(waiter)
-            host.waiters.wake(partition)
+            host.receives.waiters._expire(waiter)
+            host.receives.waiters.wake(partition)
             await sending
-            return await poll.numbers(), host.waiters.parked
+            return await poll.numbers(), host.receives.waiters.parked
 
     assert asyncio.run(run()) == ([7], 0)
 
@@ -525,6 +527,6 @@ def test_a_reply_to_a_poll_that_fails_does_not_cost_the_others_theirs(tmp_path: 
             await tester.set_queue(define(1))
             tester.broker.submit(Receive(1, 0, 1, -1, 1), failing)
             poll = Poll(tester, wait_ms=1)
-            return await poll.numbers(), tester.broker.host.waiters.parked
+            return await poll.numbers(), tester.broker.host.receives.waiters.parked
 
     assert asyncio.run(run()) == ([], 0)

@@ -44,7 +44,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def parked(tester: BrokerTester, number: int) -> None:
-    await until(lambda: tester.broker.host.waiters.parked == number)
+    await until(lambda: tester.broker.host.receives.waiters.parked == number)
 
 
 def run(directory: Path, scenario: Any) -> None:

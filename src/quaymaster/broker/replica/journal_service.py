@@ -289,7 +289,7 @@ class JournalService:
         await self.compaction.close()
         await self._moves.close()
         await self._questions.close()
-        self.host.waiters.answer_all()
+        self.host.receives.waiters.answer_all()
         if self.host.stopped is None and self.host.replica.is_ready:
             await self.snapshots.write(None if self._peers is None else LAST_COMMIT_TIMEOUT_S)
         await self.host.close()
@@ -451,7 +451,7 @@ class JournalService:
             "queues": len(replica.queues.definitions),
             "messages": messages,
             "in_flight": in_flight,
-            "long_polls": host.waiters.parked,
+            "long_polls": host.receives.waiters.parked,
             "expiry_held": host.clock.expiry_is_held,
             "clock_ahead_ms": host.clock.gap_ms,
             "recovery_s": round(self.recovery_s, 3),

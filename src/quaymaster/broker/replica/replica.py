@@ -20,15 +20,14 @@ from functools import partial
 from typing import Any, Protocol
 
 from quaymaster.broker.replica.clock import QueueClock, monotonic_ms
-from quaymaster.broker.replica.consuming_receives import ConsumingReceives
 from quaymaster.broker.replica.elections import Elections
 from quaymaster.broker.replica.fetches import Fetches
-from quaymaster.broker.replica.held_receives import LOOK_S, HeldReceives, not_known
 from quaymaster.broker.replica.inbox import Inbox, stores
 from quaymaster.broker.replica.measures import Measures
 from quaymaster.broker.replica.partition_loads import PartitionLoads
+from quaymaster.broker.replica.receives import Receives
 from quaymaster.broker.replica.records.record_bodies import Body, RecordBodies
-from quaymaster.broker.replica.replies import Replies, delivery_of
+from quaymaster.broker.replica.replies import Replies
 from quaymaster.broker.replica.waiters import Waiter, Waiters
 from quaymaster.broker.storage.bodies import BodyCache
 from quaymaster.broker.storage.journal_files import JournalFiles
@@ -48,17 +47,13 @@ from quaymaster.core.values.commands.decided import (
     PeekedOffsets,
     SentElsewhere,
     SentOutcome,
-    TakenOutcome,
 )
-from quaymaster.core.values.commands.messages import Elsewhere, Receive, Watch, WatchOutcome
+from quaymaster.core.values.commands.messages import Receive, Watch
 from quaymaster.core.values.commands.unions import Command, Decided, InternalCommand, Outcome
 from quaymaster.core.values.errors import DiskFull, JournalStopped, NotLeader, NotNow, Overloaded
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.net.routing.broker_client import NotTakenBack, Reply
-
-SETTLE_MS = 2_000
-"""How long a receive waits for the dead letters it met to be moved, before it is answered without what is behind."""
 
 TURN_COMMANDS = 32
 """So many commands are worth a commit of their own. It costs the same for one, a quarter of a millisecond."""
@@ -174,13 +169,17 @@ class ReplicaHost:
             spawn=self._spawn,
         )
         self._replies = Replies(loop, replica, self.records, files.journal_id)
-        self._consuming = ConsumingReceives(
+        self.measures = Measures()
+        self.receives = Receives(
             loop,
+            replica,
             self.records,
+            self._replies,
+            self.measures,
             submit=self.submit,
-            delivery_of=delivery_of,
-            reply_later=self._replies.reply_later,
-            wake=self._wake,
+            try_again=self._try_again,
+            time_ms=clock.time_ms,
+            on_dead_letters=links.dead_letters,
         )
         self._fetches = Fetches(files, self.bodies, self.readers, mend=self.records.of, spawn=self._spawn)
         self.writer = JournalWriter(
@@ -189,22 +188,8 @@ class ReplicaHost:
             on_progress=self._on_progress,
             on_failed=self.stop,
         )
-        self.waiters = Waiters(
-            loop,
-            try_again=self._try_again,
-            time_ms=clock.time_ms,
-            epoch=lambda: replica.epoch,
-            on_empty=self._on_empty,
-        )
-        self._held: HeldReceives[Waiter] = HeldReceives(
-            loop,
-            try_again=self._try_again,
-            refuse=self._refuse_held,
-            ask=lambda partition: replica.queues.asking.add(partition.key),
-        )
         self.stopped: Exception | None = None
         self.loads = loads
-        self.measures = Measures()
         self.worked_s = 0.0
         """How much of its time the loop spent here, on turns, messages and progress."""
         self.records_since_snapshot = 0
@@ -232,17 +217,14 @@ class ReplicaHost:
         """Take a command for the next turn; `reply` is called once, from a later one."""
         submitted: _Sent | _Parked
         if type(command) is Receive or type(command) is Watch:
-            if command.empty_before and self.replica.is_leading:
-                self.replica.queues.count_empty_before(command, self.replica.epoch)
-            waiter = Waiter(command, reply)
+            waiter = self.receives.begin(command, reply)
             self._inbox.waiting.append((command, waiter))
-            submitted = _Parked(self.waiters, waiter)
+            submitted = _Parked(self.receives.waiters, waiter)
         else:
             submitted = _Sent(type(command), reply)
             self._inbox.waiting.append((command, submitted))
         if not self._is_scheduled:
-            self._is_scheduled = True
-            self._loop.call_soon(self._begin_turn, 0, TURN_WAITS_MAX)
+            self._schedule_turn()
         return submitted
 
     async def ask(self, command: Command | InternalCommand) -> Outcome:
@@ -266,9 +248,7 @@ class ReplicaHost:
 
     def on_groups_answered(self, partition: Partition, *, is_any_free: bool) -> None:
         """An older partition has said which groups of a partition it has."""
-        if is_any_free and partition.watched:
-            self.waiters.wake(partition)
-        self._held.look_again(partition, is_any_free=is_any_free)
+        self.receives.on_groups_answered(partition, is_any_free=is_any_free)
 
     def _note_changes(self, awake: set[Partition]) -> None:
         for partition in awake:
@@ -281,16 +261,14 @@ class ReplicaHost:
         for event in changes.values():
             event.set()
 
-    def _wake(self, key: int) -> None:
-        partition = self.replica.queues.partitions.get(key)
-        if partition is not None:
-            self.waiters.wake(partition)
-
     def _try_again(self, waiter: Waiter) -> None:
         self._inbox.waiting.append((waiter.command, waiter))
         if not self._is_scheduled:
-            self._is_scheduled = True
-            self._loop.call_soon(self._begin_turn, 0, TURN_WAITS_MAX)
+            self._schedule_turn()
+
+    def _schedule_turn(self) -> None:
+        self._is_scheduled = True
+        self._loop.call_soon(self._begin_turn, 0, TURN_WAITS_MAX)
 
     def _do_slices(self) -> None:
         """Do slices of work that is too long for one turn, for as long as a turn may take."""
@@ -354,7 +332,7 @@ class ReplicaHost:
             if refused is not None and stores(command, self.files.journal_id):
                 self._answer(token, refused)
             elif type(token) is Waiter and token.is_done:
-                self._pass_on(token)
+                self.receives.pass_on(token)
             else:
                 try:
                     replica.propose(command, token, now_ms)
@@ -364,11 +342,6 @@ class ReplicaHost:
                 if loads is not None:
                     loads.note(command)
         self._carry_out(replica.take(now_ms))
-
-    def _pass_on(self, waiter: Waiter) -> None:
-        """A waiter that was woken needs nothing (any more): it is the turn of the next in line."""
-        if waiter.was_woken and waiter.partition is not None:
-            self.waiters.wake(waiter.partition)
 
     def _sends_refused(self) -> NotNow | None:
         if self.writer.disk_low:
@@ -500,7 +473,7 @@ class ReplicaHost:
             except Exception as error:  # noqa: BLE001 -- one reply must not cost the others theirs
                 log_failure(log, "reply failed", error, journal=self.files.journal_id)
         for partition in todo.awake:
-            self.waiters.wake(partition)
+            self.receives.waiters.wake(partition)
         if self._changes and todo.awake:
             self._note_changes(todo.awake)
         queues = self.replica.queues
@@ -511,8 +484,7 @@ class ReplicaHost:
         if todo.again:
             self._inbox.again += todo.again
             if not self._is_scheduled:
-                self._is_scheduled = True
-                self._loop.call_soon(self._begin_turn, 0, TURN_WAITS_MAX)
+                self._schedule_turn()
         if self.replica.has_more and not self._is_slicing:
             self._is_slicing = True
             self._loop.call_soon(self._do_slices)
@@ -525,8 +497,7 @@ class ReplicaHost:
             self._is_leading = not self._is_leading
             if not self._is_leading:
                 self.measures.deposed()
-                self.waiters.send_away(NotLeader())
-                self._held.send_away(NotLeader())
+                self.receives.send_away(NotLeader())
                 self._end_changes()
             self._links.leads(self._is_leading)
 
@@ -597,8 +568,7 @@ class ReplicaHost:
             error=str(error),
         )
         self.replica.stop(JournalStopped(f"The journal stopped: {error}"))
-        self.waiters.answer_all()
-        self._held.send_away(not_known())
+        self.receives.stop()
         self._carry_out(self.replica.take())
         self._links.stopped(error)
 
@@ -606,9 +576,7 @@ class ReplicaHost:
         """Answer parked receives, write what was decided, stop all threads."""
         if self._ticker is not None:
             self._ticker.cancel()
-        self.waiters.answer_all()
-        self._held.send_away(not_known())
-        self._consuming.close()
+        self.receives.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -633,7 +601,7 @@ class ReplicaHost:
     def _answer(self, token: object, answer: Decided | Exception) -> None:
         kind = type(answer)
         if type(token) is Waiter:
-            self._answer_receive(token, answer)
+            self.receives.answer(token, answer)
             return
         assert type(token) is _Sent, "a token is what submit made"
         reply = token.reply
@@ -652,102 +620,6 @@ class ReplicaHost:
             reply(answer.outcome)  # type: ignore[union-attr]
         else:
             reply(answer)  # type: ignore[arg-type]
-
-    def _answer_receive(self, waiter: Waiter, answer: Decided | Exception) -> None:
-        if isinstance(answer, Exception):
-            if not waiter.is_done:
-                waiter.finish()
-                self.measures.answered(type(waiter.command), answer)
-                waiter.reply(answer)
-            self._pass_on(waiter)  # the queue may be gone: the others should hear it too
-            return
-        if isinstance(answer, WatchOutcome | Elsewhere):
-            self._answer_watch(waiter, answer)
-            return
-        assert isinstance(answer, TakenOutcome), "a Receive is decided by a TakenOutcome"
-        if answer.dead_letters:
-            self._links.dead_letters(answer.dead_letters)
-        if not answer.taken:
-            if not waiter.is_done:
-                self._park(waiter, answer)
-            return
-        if answer.is_to_consume:
-            self._consume(waiter, answer)
-            return
-        # The messages are out with this consumer, whether it is still there or not.
-        waiter.finish()
-        self.measures.answered(Receive, answer)
-        self._pass_on(waiter)
-        self._replies.on_taken(waiter.reply, answer)
-
-    def _consume(self, waiter: Waiter, answer: TakenOutcome) -> None:
-        """Deliver what is set aside for a receive, if its client is still there."""
-        command = waiter.command
-        assert isinstance(command, Receive), "a Watch takes nothing"
-        if waiter.is_done:
-            self._consuming.put_back(command, answer)
-        else:
-            waiter.finish()
-            self.measures.answered(Receive, answer)
-            self._consuming.begin(command, waiter.reply, answer)
-        self._pass_on(waiter)
-
-    def _answer_watch(self, waiter: Waiter, answer: WatchOutcome | Elsewhere) -> None:
-        """Answer what has taken nothing, or park it. What a watch has found is there for the next in line, too."""
-        if isinstance(answer, WatchOutcome) and not answer.has_messages:
-            if not waiter.is_done:
-                self._park(waiter, TakenOutcome(self.replica.epoch, [], [], False))
-            return
-        if not waiter.is_done:
-            waiter.finish()
-            self.measures.answered(type(waiter.command), answer)
-            waiter.reply(answer)
-        if isinstance(answer, WatchOutcome):
-            self._pass_on(waiter)
-
-    def _park(self, waiter: Waiter, answer: TakenOutcome) -> None:
-        command = waiter.command
-        if answer.unfinished:
-            self._try_again(waiter)
-            return
-        partition = self.replica.queues.partitions.get(command.queue_id << 16 | command.partition)
-        wait_ms = command.wait_ms
-        if answer.is_held and partition is not None and not self._is_known(waiter, partition):
-            return
-        if answer.dead_letters and not waiter.is_settling:
-            waiter.is_settling = True
-            wait_ms = max(wait_ms, SETTLE_MS)
-        elif waiter.is_settling and not command.wait_ms and not answer.dead_letters:
-            partition = None
-        if partition is None or (wait_ms <= 0 and not waiter.is_settling):
-            waiter.finish()
-            if type(command) is Receive:
-                self._on_empty(command)
-            waiter.reply(waiter.nothing(answer.epoch))
-            return
-        self.waiters.park(waiter, partition, wait_ms)
-
-    def _is_known(self, waiter: Waiter, partition: Partition) -> bool:
-        """Return whether one that found held groups may be answered empty, or waits in line; else it is seen to."""
-        command = waiter.command
-        if type(command) is Receive and command.fails_fast:
-            self._refuse_held(waiter, not_known())
-            return False
-        if self._held.is_known(waiter, partition) or command.wait_ms > 0:
-            return True
-        if not waiter.held_until_s:
-            waiter.held_until_s = self._loop.time() + LOOK_S
-        self._held.hold(waiter, partition, waiter.held_until_s)
-        return False
-
-    def _refuse_held(self, waiter: Waiter, error: NotNow) -> None:
-        waiter.finish()
-        self.measures.answered(type(waiter.command), error)
-        waiter.reply(error)
-
-    def _on_empty(self, command: Receive) -> None:
-        self.measures.empty_receives += 1
-        self.replica.queues.count_empty(command, self.replica.epoch)
 
 
 def _nothing() -> None:

@@ -272,7 +272,7 @@ class MessageMoves:
         """A move is durable (or was given up): receives that met the message may see what is behind it."""
         source = self._host.replica.queues.partitions.get(source_key)
         if source is not None and source.watched:
-            self._host.waiters.wake(source)
+            self._host.receives.waiters.wake(source)
 
     async def _run(self, key: int, task: MoveTask) -> None:
         """Work on one task until it is over, or another replica leads and goes on with it."""
