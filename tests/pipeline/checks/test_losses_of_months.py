@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from harness.broker_counts import Cluster, done_until, time_of
+from harness.broker_counts import LATE_US, Cluster, done_until, time_of
 
 from quaymaster_pipeline.checks.brokers import loss_table
+from quaymaster_pipeline.checks.brokers.broker_state import BOOKED
 from quaymaster_pipeline.checks.brokers.loss_table import (
     LOSSES_FREE,
     LossesOfMonth,
@@ -18,9 +20,12 @@ from quaymaster_pipeline.checks.brokers.loss_table import (
     losses_of_month,
     why_losses_stop,
 )
+from quaymaster_pipeline.warehouse.errors import CommitConflict
 from quaymaster_pipeline.warehouse.schemas import LOSSES
+from quaymaster_pipeline.warehouse.tables import Table, Warehouse
 
 NOVEMBER, DECEMBER = datetime.date(2026, 11, 1), datetime.date(2026, 12, 1)
+JANUARY = datetime.date(2027, 1, 1)
 
 
 def lose(cluster: Cluster, messages: int) -> None:
@@ -133,3 +138,46 @@ def test_acceptances_of_earlier_programs_count_on(tmp_path: Path, monkeypatch: p
 
     assert (before.accepted, after.accepted) == (60, 61)
     assert losses_of_month(cluster.site.warehouse, NOVEMBER, DECEMBER).accepted == 61
+
+
+def test_of_two_acceptances_at_once_neither_undoes_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = Warehouse(tmp_path), Warehouse(tmp_path)
+    lost = {"2026-11": 60, "2026-12": 70}
+    first.table(LOSSES).commit("somebody", None, [], shared_notes={BOOKED: lost})
+    accepted = time_of(LATE_US)
+    write = Table.write
+
+    def beside(table: Table, prefix: str, rows: Any) -> Any:
+        monkeypatch.setattr(Table, "write", write)
+        accept_losses(second, DECEMBER, JANUARY, accepted)
+        return write(table, prefix, rows)
+
+    monkeypatch.setattr(Table, "write", beside)
+    accept_losses(first, NOVEMBER, DECEMBER, accepted)
+
+    found = Warehouse(tmp_path)
+    assert losses_of_month(found, NOVEMBER, DECEMBER).accepted == 60
+    assert losses_of_month(found, DECEMBER, JANUARY).accepted == 70
+    assert found.table(LOSSES).last_batch(loss_table.ACCEPT_APP) == 1
+    assert found.table(LOSSES).rows == 2
+
+
+def test_an_acceptance_that_others_overtake_again_and_again_fails_and_is_not_told_as_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = Warehouse(tmp_path), Warehouse(tmp_path)
+    first.table(LOSSES).commit("somebody", None, [], shared_notes={BOOKED: {"2026-11": 60}})
+    write = Table.write
+
+    def beside(table: Table, prefix: str, rows: Any) -> Any:
+        other = second.table(LOSSES)
+        other.commit(loss_table.ACCEPT_APP, None, [], note=other.note(loss_table.ACCEPT_APP))
+        return write(table, prefix, rows)
+
+    monkeypatch.setattr(Table, "write", beside)
+    with pytest.raises(CommitConflict):
+        accept_losses(first, NOVEMBER, DECEMBER, time_of(LATE_US))
+
+    assert losses_of_month(Warehouse(tmp_path), NOVEMBER, DECEMBER).accepted == 0

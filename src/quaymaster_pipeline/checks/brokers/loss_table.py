@@ -15,8 +15,9 @@ from quaymaster_pipeline.checks.brokers.broker_pages import AccountBooking, Take
 from quaymaster_pipeline.checks.brokers.broker_state import BOOKED, LastCheck, times_of
 from quaymaster_pipeline.checks.brokers.losses import ACCEPTED, Booking, taken_back_from
 from quaymaster_pipeline.warehouse.data_files import read_row_groups
+from quaymaster_pipeline.warehouse.errors import CommitConflict
 from quaymaster_pipeline.warehouse.schemas import LOSSES, USAGE_DAILY
-from quaymaster_pipeline.warehouse.tables import NO_BATCH, Table, Warehouse
+from quaymaster_pipeline.warehouse.tables import NO_BATCH, Table, Warehouse, planning_again
 from quaymaster_pipeline.warehouse.times import time_of_us
 
 MONTH: Final = "month"
@@ -178,7 +179,17 @@ def why_losses_stop(month: str, losses: LossesOfMonth) -> str | None:
 def accept_losses(
     warehouse: Warehouse, first_day: datetime.date, end_day: datetime.date, now: datetime.datetime
 ) -> LossesOfMonth:
-    """Accept the losses of a month as they are now, and return them; what is booked later stops invoices again."""
+    """Accept the losses of a month as they are now, and return them; what is booked later stops invoices again.
+
+    Raises:
+        CommitConflict: others accepted losses again and again meanwhile.
+    """
+    return planning_again(lambda: _accept(warehouse, first_day, end_day, now), warehouse)
+
+
+def _accept(
+    warehouse: Warehouse, first_day: datetime.date, end_day: datetime.date, now: datetime.datetime
+) -> LossesOfMonth:
     found = losses_of_month(warehouse, first_day, end_day)
     if found.booked <= found.accepted:
         return found
@@ -192,6 +203,9 @@ def accept_losses(
     rows = pa.Table.from_pylist(
         [{name: line.get(name) for name in LOSSES.schema.names}], schema=LOSSES.schema
     )
+    # The batch that follows what the note is of: of two acceptances at once, the second must begin again.
+    batch_id = table.last_batch(ACCEPT_APP) + 1
     note = _accepted_by_month(table) | {month_of(first_day): found.booked}
-    table.commit(ACCEPT_APP, None, table.write(ACCEPT_APP.replace(" ", "-"), rows), note=note)
+    if not table.commit(ACCEPT_APP, batch_id, table.write(ACCEPT_APP.replace(" ", "-"), rows), note=note):
+        raise CommitConflict(f"another process accepted losses in {table.place.uri} meanwhile")
     return found._replace(accepted=found.booked)
