@@ -55,6 +55,11 @@ class Month(NamedTuple):
         return cls(int(found[1]), int(found[2]))
 
     @classmethod
+    def of_day(cls, text: str) -> Month:
+        """Return the month that a day like `2026-11-30` lies in, as partitions of tables name it. Raises ValueError."""
+        return cls.parse(text[:7])
+
+    @classmethod
     def of(cls, time: datetime) -> Month:
         """Return the month that a time lies in."""
         utc = time.astimezone(UTC)

@@ -86,9 +86,6 @@ class BillingStore:
 
     def book(self) -> PriceBook:
         """Return the price book that is set, else the example that is shipped."""
-        return self._read_book()
-
-    def _read_book(self) -> PriceBook:
         rows = self._read_all(PRICE_BOOK)
         if not rows:
             return example_book()
@@ -170,6 +167,16 @@ class BillingStore:
         for account in each_account([found]):
             for part in found.take(account):
                 yield from (head_of(row, month) for row in part.to_pylist())
+
+    def count_final(self, month: Month, accounts: Iterable[str]) -> int:
+        """Return how many of these accounts have a final invoice of a month."""
+        wanted = Accounts(wanted=tuple(sorted(set(accounts))))
+        found = self._open(INVOICES, month, ["account_id", "state"], wanted, "account_id")
+        return sum(
+            pc.sum(pc.equal(part.column("state"), "final")).as_py() or 0
+            for account in each_account([found])
+            for part in found.take(account)
+        )
 
     def lines(self, invoice: Invoice) -> Iterator[Any]:
         """Yield the lines of an invoice in the columns of FOCUS: charges, corrections, the rounding."""
@@ -279,13 +286,22 @@ def refuse_others(month: Month, said: RowSum | None, found: RowSum) -> None:
         raise StoreDamaged(f"{reason}; `quaymaster pipeline verify` says which, and {RESTORE}")
 
 
-def files_of(table: Table, month: Month) -> list[DataFile]:
+def files_of(table: Table, month: Month) -> tuple[DataFile, ...]:
     """Return the files of a month of a table that is partitioned by days or months."""
+    return files_of_months(table, (month,))[month]
+
+
+def files_of_months(table: Table, months: Iterable[Month]) -> dict[Month, tuple[DataFile, ...]]:
+    """Return the files of each of these months, of such a table, whose log is read once."""
+    found: dict[Month, list[DataFile]] = {month: [] for month in months}
     lines = table.file_lines()
-    if not lines.num_rows:
-        return []
-    values = lines.column(f"partition.{table.spec.partition_column}").cast(pa.string())
-    return table.files(lines.filter(pc.starts_with(values, f"{month}-")))
+    if lines.num_rows:
+        values = lines.column(f"partition.{table.spec.partition_column}").cast(pa.string())
+        wanted = pa.array([str(month) for month in found], pa.string())
+        lines = lines.filter(pc.is_in(pc.utf8_slice_codeunits(values, 0, len("2026-11")), wanted))
+    for file in table.files(lines):
+        found[Month.of_day(file.partition_value or "")].append(file)
+    return {month: tuple(files) for month, files in found.items()}
 
 
 def first_day_of(table: Table) -> datetime.date | None:

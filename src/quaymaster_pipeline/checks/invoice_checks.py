@@ -30,7 +30,7 @@ from quaymaster_pipeline.billing.store import (
     APP,
     FINAL,
     BillingStore,
-    files_of,
+    files_of_months,
     head_of,
     issued_of,
     noted_issued,
@@ -76,7 +76,7 @@ def look_at_invoices(warehouse: Warehouse) -> SeenInvoices:
     places = {spec.name: warehouse.place(spec) for spec in (*_TABLES, USAGE_DAILY)}
     invoices, charges, adjustments = (Table(spec, places[spec.name]) for spec in _TABLES)
     months = {Month.parse(text) for text in invoices.note(APP).get(FINAL, {})}
-    months |= {Month.parse(day[:7]) for day in invoices.partitions()}
+    months |= {Month.of_day(day) for day in invoices.partitions()}
     book, wrong = None, []
     store = BillingStore(warehouse.another())
     for spec, read in ((PRICE_BOOK, store.book), (ACCOUNTS, store.check_names)):
@@ -84,14 +84,10 @@ def look_at_invoices(warehouse: Warehouse) -> SeenInvoices:
             book = read() or book
         except StoreDamaged as error:
             wrong.append(UsageBreak(spec.name, str(error)))
+    files = {table.spec.name: files_of_months(table, months) for table in (invoices, charges, adjustments)}
     return SeenInvoices(
         places,
-        {
-            month: {
-                table.spec.name: tuple(files_of(table, month)) for table in (invoices, charges, adjustments)
-            }
-            for month in sorted(months)
-        },
+        {month: {name: of_table[month] for name, of_table in files.items()} for month in sorted(months)},
         {month: noted_issued(invoices, month) for month in months},
         book,
         tuple(wrong),

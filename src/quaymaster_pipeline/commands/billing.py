@@ -122,7 +122,6 @@ def invoice(given: InvoiceOptions) -> None:
     tables = open_warehouse(directory, given.warehouse, given.storage_option)
     store = BillingStore(tables)
     with _billing_errors():
-        store.check_issued(period)
         request, left_out = _make(store, tables, directory, period, given)
         heads = _heads(store, period, request.accounts)
         first = next(heads, None)
@@ -154,6 +153,7 @@ def _make(
 
     request = _request(tables, month, given)
     if is_issued(store, tables, request):
+        store.check_issued(month)
         return request, {}
     if request.is_final and request.now < month.end + request.grace:
         request.refuse_unless_over()

@@ -32,6 +32,7 @@ from quaymaster_pipeline.billing.store import (
     HEADS,
     BillingStore,
     files_of,
+    files_of_months,
     issued_in,
     noted_issued,
     refuse_others,
@@ -138,8 +139,7 @@ class Invoiced:
 def is_issued(store: BillingStore, warehouse: Warehouse, request: InvoiceRequest) -> bool:
     """Return whether all that is asked for has final invoices already, so that there is nothing to make."""
     if request.accounts is not None:
-        final = sum(head.invoice.state == "final" for head in store.heads(request.month, request.accounts))
-        return final == len(set(request.accounts))
+        return store.count_final(request.month, request.accounts) == len(set(request.accounts))
     whole = store.final_months()
     through = whole.get(request.month, _NONE_CLOSED)
     daily = _Daily(warehouse, request.closes)
@@ -217,7 +217,7 @@ class _Daily:
 
     def files(self, month: Month) -> list[DataFile]:
         """Return all files of a month."""
-        return files_of(self.table, month)
+        return list(files_of(self.table, month))
 
     def closed(self, month: Month) -> list[DataFile]:
         """Return the files of closed days of a month."""
@@ -305,15 +305,16 @@ def _check_issued(workers: Workers, invoices: Table, month: Month) -> None:
     """Raise StoreDamaged unless the final invoices of a month, and of those it looks back at, are those issued."""
     first, place = window(month)[0], invoices.place
     noted = {Month.parse(text) for text in invoices.note(APP).get(FINAL, {})}
-    there = {Month.parse(day[:7]) for day in invoices.partitions()}
+    there = {Month.of_day(day) for day in invoices.partitions()}
     months = sorted(one for one in noted | there if one >= first)
 
     def work(item: str) -> Iterator[Any]:
         text, paths = json.loads(item)
         yield answer_counts(text, issued_in(place, paths)._asdict())
 
+    files = files_of_months(invoices, months)
     answers = workers.over(
-        [json.dumps([str(one), [file.path for file in files_of(invoices, one)]]) for one in months], work
+        [json.dumps([str(one), [file.path for file in files[one]]]) for one in months], work
     )
     for one in months:
         found = answers.counts(str(one))
@@ -341,7 +342,7 @@ def _plan(
     invoices = warehouse.table(INVOICES)
     before = window(month)
     finals = [one for one in before if one in whole]
-    known = {Month.parse(day[:7]) for day in invoices.partitions()} - {month}
+    known = {Month.of_day(day) for day in invoices.partitions()} - {month}
     late = _late(daily, invoices, finals)
     return InvoicePlan(
         month=month,
@@ -358,7 +359,7 @@ def _plan(
         daily=tuple(daily.closed(month) if request.is_final else daily.files(month)),
         replaced=_replaced(warehouse, request),
         names=tuple(warehouse.table(ACCOUNTS).files()),
-        heads={one: tuple(files_of(invoices, one)) for one in sorted(known) if one >= before[0]},
+        heads=files_of_months(invoices, [one for one in sorted(known) if one >= before[0]]),
         uninvoiced={
             one: tuple(files)
             for one in before
@@ -366,12 +367,10 @@ def _plan(
         },
         late=late,
         closed={one: tuple(daily.closed(one)) for one in late},
-        charges={one: tuple(files_of(warehouse.table(CHARGES), one)) for one in late},
-        adjustments={
-            one: tuple(files_of(warehouse.table(ADJUSTMENTS), one))
-            for one in finals
-            if late and one > min(late)
-        },
+        charges=files_of_months(warehouse.table(CHARGES), late),
+        adjustments=files_of_months(
+            warehouse.table(ADJUSTMENTS), [one for one in finals if late and one > min(late)]
+        ),
     )
 
 
@@ -380,8 +379,8 @@ def _late(
 ) -> dict[Month, tuple[tuple[int, DataFile], ...]]:
     """Return the files that came after some invoice of their month was made, by months that have any."""
     found = {}
-    for month in finals:
-        throughs = [file.bounds["through_close"][0] for file in files_of(invoices, month)]
+    for month, of_month in files_of_months(invoices, finals).items():
+        throughs = [file.bounds["through_close"][0] for file in of_month]
         files = daily.after(month, min(throughs, default=_NONE_CLOSED))
         if files:
             found[month] = tuple(files)
@@ -397,17 +396,18 @@ def _replaced(warehouse: Warehouse, request: InvoiceRequest) -> dict[str, tuple[
     if request.accounts is not None:
         wanted = Accounts(wanted=tuple(sorted(set(request.accounts))))
         chosen = {
-            spec.name: wanted.chosen(files[spec.name], ACCOUNT_COLUMN) for spec in (CHARGES, ADJUSTMENTS)
+            spec.name: tuple(wanted.chosen(files[spec.name], ACCOUNT_COLUMN))
+            for spec in (CHARGES, ADJUSTMENTS)
         }
         lines = [file.bounds[ACCOUNT_COLUMN] for found in chosen.values() for file in found]
-        chosen[INVOICES.name] = [
+        chosen[INVOICES.name] = tuple(
             file
             for file in files[INVOICES.name]
             if wanted.may_lie_in(*file.bounds[_HEADS_BY])
             or any(file.may_have(_HEADS_BY, low, high) for low, high in lines)
-        ]
-        files = chosen
-    return {name: tuple(found) for name, found in files.items()}
+        )
+        return chosen
+    return files
 
 
 def _ranges(plan: InvoicePlan, cores: int, accounts: Sequence[str] | None) -> list[Accounts]:

@@ -28,6 +28,7 @@ from quaymaster_pipeline.checks.invoice_checks import (
 )
 from quaymaster_pipeline.checks.usage_breaks import BREAKS_MAX, Findings
 from quaymaster_pipeline.warehouse.schemas import TableSpec
+from quaymaster_pipeline.warehouse.tables import Table
 
 OTHER = "210987654321"
 DECEMBER = MONTH.next
@@ -65,6 +66,28 @@ def test_invoices_that_nobody_changed_have_no_break(tmp_path: Path) -> None:
     bills.provisional(DECEMBER)
 
     assert found(bills) == (3, [])
+
+
+def test_the_log_of_a_table_is_read_once_for_the_files_of_all_months(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bills = issued(tmp_path)
+    table, read = bills.warehouse.table(CHARGES), Table.file_lines
+    times = 0
+
+    def counted(read_of: Table) -> Any:
+        nonlocal times
+        times += 1
+        return read(read_of)
+
+    monkeypatch.setattr(Table, "file_lines", counted)
+    of_months = store.files_of_months(table, [MONTH.previous, MONTH, DECEMBER])
+    log_reads = times
+
+    assert log_reads == 1
+    assert of_months == {month: store.files_of(table, month) for month in (MONTH.previous, MONTH, DECEMBER)}
+    assert [len(files) > 0 for files in of_months.values()] == [False, True, True]
+    assert set(look_at_invoices(bills.warehouse).files) == {MONTH, DECEMBER}
 
 
 OF_ACCOUNT = f"account_id = '{ACCOUNT}' and billing_month = '{MONTH}-01'"
