@@ -10,6 +10,7 @@ work is imported when they run.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -67,11 +68,6 @@ COMMANDS: Final[Mapping[str, str]] = {
 """Each command, or group of commands, in the order of the help: MODULE:NAME of a function, or of a group."""
 
 
-_made: Final[dict[tuple[str, Any], Any]] = {}
-"""Commands by name, and by the function or group that each is made of: a process that runs many command lines, as
-tests do, makes each command once."""
-
-
 class LazyGroup(TyperGroup):
     """The `quaymaster` command. `commands` has those that were imported so far."""
 
@@ -86,16 +82,9 @@ class LazyGroup(TyperGroup):
             if place is None:
                 self.import_all()  # so that what is said of a wrong name has the right one
                 return None
-            self.commands[cmd_name] = self._command(cmd_name, place)
+            module, _, attribute = place.partition(":")
+            self.commands[cmd_name] = _command_of(cmd_name, getattr(import_module(module), attribute))
         return self.commands[cmd_name]
-
-    def _command(self, name: str, place: str) -> Any:
-        module, _, attribute = place.partition(":")
-        found = getattr(import_module(module), attribute)
-        if (name, found) not in _made:
-            command = _made[name, found] = _command_of(name, found)
-            _prepare(command, next(one for one in self.params if one.name == "profile"))
-        return _made[name, found]
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the options before the name of a command."""
@@ -186,11 +175,21 @@ def _quick(parameter: Any) -> Any:
     return parameter
 
 
+@cache
 def _command_of(name: str, found: Any) -> Any:
+    """Return the command of a function, or of a group. A process that runs many command lines makes each once."""
+    command: Any
     if isinstance(found, typer.Typer):
-        group = typer.main.get_group(found)
-        group.name = name
-        return group
-    alone = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    alone.command(name)(found)
-    return typer.main.get_command(alone)
+        command = typer.main.get_group(found)
+        command.name = name
+    else:
+        alone = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+        alone.command(name)(found)
+        command = typer.main.get_command(alone)
+    _prepare(command, _profile_option())
+    return command
+
+
+@cache
+def _profile_option() -> Any:
+    return next(one for one in typer.main.get_command(app).params if one.name == "profile")
