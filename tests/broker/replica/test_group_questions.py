@@ -172,10 +172,10 @@ def test_answers_that_come_too_late_change_nothing(end: str) -> None:
         else:
             leader.core.ask(ForgetQueue(STEPS))
         may_answer.set()
-        await until(lambda: not questions._asking)
+        await until(lambda: not questions._questions)
         questions.leads(True)
 
-        assert not questions._asking
+        assert not questions._questions
         assert not leader.woken
         await questions.close()
 

@@ -179,6 +179,7 @@ async def until(holds: Callable[[], bool]) -> None:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moves_out, "RETRY_MIN_S", 0.0)
+    monkeypatch.setattr(moves_out, "RETRY_MAX_S", 0.0)
 
 
 def test_a_batch_goes_when_the_settlement_of_the_one_before_is_committed(

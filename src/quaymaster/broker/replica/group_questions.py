@@ -13,21 +13,20 @@ one way, and one set of rules.
 from __future__ import annotations
 
 import asyncio
-import logging
 from array import array
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, get_args
 
 from msgspec.structs import replace
 
+from quaymaster.broker.replica.journal_questions import JournalQuestion, JournalQuestions
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.structures.orders.fifo_order import FIFOOrder
 from quaymaster.core.structures.orders.held_groups import HeldGroups, Question
 from quaymaster.core.values.commands.partitions import AskGroups, GroupsOutcome
-from quaymaster.core.values.errors import CallerError, NotNow
+from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.partition_tables import entry_of
 from quaymaster.core.values.queues.partition_keys import partition_key
-from quaymaster.monitoring.logs import log_event, log_failure
-from quaymaster.monitoring.supervision import supervise
 
 if TYPE_CHECKING:
     from quaymaster.broker.replica.replica import ReplicaHost
@@ -51,8 +50,6 @@ UNANSWERED_TOLD: Final = 25
 """After so many attempts in a row without an answer the log says so."""
 
 _KINDS: Final[tuple[Question, ...]] = get_args(Question)
-
-log = logging.getLogger(__name__)
 
 
 class GroupCarrier(Protocol):
@@ -118,7 +115,14 @@ class GroupQuestions:
         self._host = host
         self._answers = answers
         self._carrier = carrier
-        self._asking: dict[_Pair, asyncio.Task[None]] = {}
+        self._questions: JournalQuestions[_Pair] = JournalQuestions(
+            host.files.journal_id,
+            next_question=self._next_question,
+            pause_s=_pause_s,
+            told_after=UNANSWERED_TOLD,
+            unanswered_event="groups of an older partition not known",
+            refused_event="groups not asked for",
+        )
 
     def leads(self, is_leading: bool) -> None:
         """The replica has begun to lead, or leads no longer."""
@@ -136,23 +140,17 @@ class GroupQuestions:
 
     def stop(self) -> None:
         """Ask nothing more."""
-        for task in self._asking.values():
-            task.cancel()
-        self._asking.clear()
+        self._questions.stop()
 
     async def close(self) -> None:
         """Stop, and wait until that is so."""
-        tasks = list(self._asking.values())
-        self.stop()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._questions.close()
 
     def _ask_about(self, key: int) -> None:
         found = self._found(key)
         for parent in found[2].parents if found is not None else ():
             for kind in _KINDS:
-                pair = _Pair(key, parent, kind)
-                if pair not in self._asking:
-                    self._asking[pair] = supervise(asyncio.get_running_loop().create_task(self._ask(pair)))
+                self._questions.begin(_Pair(key, parent, kind))
 
     def _found(self, key: int) -> tuple[Partition, FIFOOrder, HeldGroups] | None:
         """Return a partition of which groups are held, None if it is not led here or holds none."""
@@ -162,39 +160,20 @@ class GroupQuestions:
             return None
         return partition, partition.order, partition.order.holds
 
-    async def _ask(self, pair: _Pair) -> None:
-        """Ask one question after the other, until there is nothing to ask."""
-        unanswered = 0
-        while (question := self._question(pair)) is not None:
-            journal_id, command = question.journal_id, question.command
-            pause_s = RETRY_S if unanswered < FAST_RETRIES else SLOW_RETRY_S
-            try:
-                outcome = await self._carry(journal_id, command)
-                if outcome.is_sealed:
-                    self._take(pair, question, outcome)
-                    unanswered = 0
-                    if pair.kind == "look":
-                        await asyncio.sleep(GROUP_S * len(question.groups))
-                    continue
-            except NotNow as error:
-                if unanswered == UNANSWERED_TOLD:
-                    log_event(
-                        log,
-                        logging.WARNING,
-                        "groups of an older partition not known",
-                        journal=self._host.files.journal_id,
-                        asked_journal=journal_id,
-                        queue=command.queue_id,
-                        reason=str(error),
-                    )
-                pause_s = max(pause_s, UNANSWERED_RETRY_S)
-            except (CallerError, OSError) as error:  # a journal that does not know the partition, for now
-                log_failure(log, "groups not asked for", error, journal=self._host.files.journal_id)
-                pause_s = REFUSED_RETRY_S
-            unanswered += 1
-            await asyncio.sleep(pause_s)
-        # No await since nothing was found: whatever is met now begins another.
-        self._asking.pop(pair, None)
+    def _next_question(self, pair: _Pair) -> JournalQuestion | None:
+        question = self._question(pair)
+        if question is None:
+            return None
+        about = {"asked_journal": question.journal_id, "queue": question.command.queue_id}
+        return JournalQuestion(partial(self._ask, pair, question), about)
+
+    async def _ask(self, pair: _Pair, question: _Asked) -> bool:
+        outcome = await self._carry(question.journal_id, question.command)
+        if outcome.is_sealed:
+            self._take(pair, question, outcome)
+            if pair.kind == "look":
+                await asyncio.sleep(GROUP_S * len(question.groups))
+        return outcome.is_sealed
 
     def _question(self, pair: _Pair) -> _Asked | None:
         """Return what is to be asked next, None if there is nothing."""
@@ -230,3 +209,11 @@ class GroupQuestions:
         self._host.on_groups_answered(partition, is_any_free=bool(freed))
         if holds.is_waiting or (pair.kind == "first" and holds.present_at(pair.parent)):
             self._ask_about(pair.child_key)
+
+
+def _pause_s(unanswered: int, why: Exception | None) -> float:
+    pause_s = RETRY_S if unanswered <= FAST_RETRIES else SLOW_RETRY_S
+    if why is None:
+        return pause_s
+    # Refused it is by a journal that does not know the partition, for now.
+    return max(pause_s, UNANSWERED_RETRY_S) if isinstance(why, NotNow) else REFUSED_RETRY_S

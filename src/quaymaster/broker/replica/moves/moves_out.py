@@ -13,12 +13,13 @@ what the numbers of `core/partition/partition_moves` rest on.
 from __future__ import annotations
 
 import asyncio
-import logging
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
+from quaymaster.broker.replica.journal_questions import JournalQuestion, JournalQuestions
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.partition_moves import MovesOut, OpenMove
 from quaymaster.core.partition.work.completion_records import RecordedOutput, outputs_of
@@ -32,12 +33,10 @@ from quaymaster.core.values.commands.moves import (
     MoveInOutcome,
     MovesGoOn,
 )
-from quaymaster.core.values.errors import CallerError, NotNow
+from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.queues.partition_keys import partition_key, parts_of_key
 from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.core.values.queues.queue_names import QueueArn
-from quaymaster.monitoring.logs import log_event, log_failure
-from quaymaster.monitoring.supervision import supervise
 
 if TYPE_CHECKING:
     from quaymaster.broker.replica.records.record_bodies import Body
@@ -58,8 +57,6 @@ UNANSWERED_TOLD: Final = 5
 
 Pair = tuple[int, int]
 """The keys of a source and a target partition."""
-
-log = logging.getLogger(__name__)
 
 
 class MoveCarrier(Protocol):
@@ -101,7 +98,14 @@ class MovesAway:
         self._targets = targets
         self._on_settled = on_settled
         self._committed: dict[Pair, int] = {}
-        self._carrying: dict[Pair, asyncio.Task[None]] = {}
+        self._carrying: JournalQuestions[Pair] = JournalQuestions(
+            host.files.journal_id,
+            next_question=self._next_question,
+            pause_s=_pause_s,
+            told_after=UNANSWERED_TOLD,
+            unanswered_event="moves not taken yet",
+            refused_event="moves failed",
+        )
         self._turns: dict[int, asyncio.Semaphore] = {}
         self._settled = asyncio.Event()
 
@@ -119,22 +123,18 @@ class MovesAway:
         """A message may be sent: that it leaves is committed."""
         pair = source_key, begun.target_key
         self._committed[pair] = max(self._committed.get(pair, 0), begun.number)
-        if pair not in self._carrying:
-            self._carrying[pair] = supervise(asyncio.get_running_loop().create_task(self._carry(pair)))
+        self._carrying.begin(pair)
 
     def stop(self) -> None:
         """Send nothing more; whoever leads next begins with all that is not settled."""
-        for task in self._carrying.values():
-            task.cancel()
-        self._carrying.clear()
+        self._carrying.stop()
         self._committed.clear()
         self._note_settled()
 
     async def close(self) -> None:
         """Stop, and wait until that is so."""
-        tasks = list(self._carrying.values())
+        await self._carrying.close()
         self.stop()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def something_settled(self) -> None:
         """Return when moves of some partition were settled, or after a moment without."""
@@ -155,39 +155,20 @@ class MovesAway:
         settled, self._settled = self._settled, asyncio.Event()
         settled.set()
 
-    async def _carry(self, pair: Pair) -> None:
-        """Send batch after batch of one pair, until nothing is left."""
-        unanswered = 0
-        while (batch := self._next_batch(pair)) is not None:
-            partition, to, moves = batch
-            try:
-                async with self._turns.setdefault(to.journal_id, asyncio.Semaphore(BATCHES_TO_A_JOURNAL_MAX)):
-                    command = await self._command(partition, to, moves)
-                    outcome = await self._carrier.move(to.journal_id, command)
-                await self._end(command, to, outcome)
-                unanswered = 0
-                continue
-            except NotNow as error:
-                if unanswered == UNANSWERED_TOLD:
-                    log_event(
-                        log,
-                        logging.WARNING,
-                        "moves not taken yet",
-                        journal=self._host.files.journal_id,
-                        target_journal=to.journal_id,
-                        reason=str(error),
-                    )
-            except (
-                CallerError,
-                OSError,
-            ) as error:  # what the other journal refuses must not strand the others
-                log_failure(log, "moves failed", error, journal=self._host.files.journal_id)
-                unanswered = max(unanswered, UNANSWERED_TOLD)
-            unanswered += 1
-            await asyncio.sleep(min(RETRY_MIN_S * 2.0 ** min(unanswered - 1, 10), RETRY_MAX_S))
-        # No await since nothing was found: whatever begins now starts anew.
-        self._carrying.pop(pair, None)
-        self._committed.pop(pair, None)
+    def _next_question(self, pair: Pair) -> JournalQuestion | None:
+        batch = self._next_batch(pair)
+        if batch is None:
+            self._committed.pop(pair, None)
+            return None
+        return JournalQuestion(partial(self._send, *batch), {"target_journal": batch[1].journal_id})
+
+    async def _send(self, partition: Partition, to: MovesOut, moves: list[tuple[int, OpenMove]]) -> bool:
+        """Have a batch taken, and what was decided of it noted."""
+        async with self._turns.setdefault(to.journal_id, asyncio.Semaphore(BATCHES_TO_A_JOURNAL_MAX)):
+            command = await self._command(partition, to, moves)
+            outcome = await self._carrier.move(to.journal_id, command)
+        await self._end(command, to, outcome)
+        return True
 
     def _next_batch(self, pair: Pair) -> tuple[Partition, MovesOut, list[tuple[int, OpenMove]]] | None:
         replica = self._host.replica
@@ -297,3 +278,9 @@ class MovesAway:
         source = self._host.replica.queues.definitions.get(command.source_queue_id)
         policy = source.redrive_policy if source is not None else None
         return [str(policy.target)] if policy is not None else []
+
+
+def _pause_s(unanswered: int, why: Exception | None) -> float:
+    if why is not None and not isinstance(why, NotNow):
+        return RETRY_MAX_S
+    return min(RETRY_MIN_S * 2.0 ** min(unanswered - 1, 10), RETRY_MAX_S)
