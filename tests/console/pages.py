@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from harness.asgi import ASGIClient, ASGIReply
+from harness.page_clients import ASGIClient, PageClient, PageReply
 
 from console.fake_site import KEY, FakeSite
 from quaymaster.console.web.app import WebOptions, create_app
@@ -22,19 +22,19 @@ def browser(site: FakeSite, account: str | None = None, **options: Any) -> ASGIC
     return client
 
 
-def sign_in(client: ASGIClient, key_id: str, secret: str = "secret", **headers: str) -> ASGIReply:
+def sign_in(client: PageClient, key_id: str, secret: str = "secret", **headers: str) -> PageReply:
     """Fill in the sign-in form."""
     fields = {"csrf": csrf(client.get("/sign-in")), "by": "key", "access_key_id": key_id, "secret": secret}
     return client.post("/sign-in", fields, **headers)
 
 
-def csrf(page: ASGIReply) -> str:
+def csrf(page: PageReply) -> str:
     """Return the token in the forms of a page."""
     found = _CSRF.search(page.text)
     assert found is not None, page.text
     return found[1]
 
 
-def act(client: ASGIClient, path: str, **fields: str) -> ASGIReply:
+def act(client: PageClient, path: str, **fields: str) -> PageReply:
     """Send a form that a page of this browser could have, with the token of its forms."""
     return client.post(path, {"csrf": csrf(client.get("/")), **fields})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.asgi import ASGIClient
+from harness.page_clients import ASGIClient
 
 from console.fake_site import CUSTOMERS, KEY, OPERATORS, FakeSite
 from console.pages import browser, csrf, sign_in

@@ -5,7 +5,7 @@ from __future__ import annotations
 from base64 import urlsafe_b64decode
 
 import pytest
-from harness.asgi import ASGIClient
+from harness.page_clients import ASGIClient
 
 from console.fake_site import CUSTOMERS, KEY, LINK_TOKEN, NOW_MS, OPERATORS, FakeSite
 from console.pages import act, browser, csrf, sign_in

@@ -2,20 +2,18 @@
 
 import asyncio
 import os
-import re
 import signal
 import time
 from collections.abc import Iterator
 from functools import partial
-from http.client import HTTPConnection
-from http.cookies import SimpleCookie
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import urlencode
 from urllib.request import urlopen
 
 import boto3
 import pytest
+from console.pages import sign_in
+from harness.page_clients import PageReply, ServerClient
 from harness.process import QuaymasterProcess
 from harness.short_paths import short_directory
 from harness.waiting import eventually
@@ -149,44 +147,6 @@ def test_a_console_ends_when_its_server_is_killed(tmp_path: Path) -> None:
         process.stop()
 
 
-class Browser:
-    """Asks a real console, and keeps its cookies; redirects are told, not followed."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._host = url.partition("//")[2]
-        self._cookies: dict[str, str] = {}
-
-    def ask(self, path: str, fields: dict[str, str] | None = None) -> tuple[int, str, str]:
-        """Return status, Location and body of an answer to a page, or to a form."""
-        connection = HTTPConnection(self._host, timeout=60)
-        cookies = "; ".join(f"{name}={value}" for name, value in self._cookies.items())
-        headers = {"Cookie": cookies, "Origin": self._url}
-        if fields is None:
-            connection.request("GET", path, headers=headers)
-        else:
-            headers["Content-Type"] = "application/x-www-form-urlencoded"
-            connection.request("POST", path, urlencode(fields), headers)
-        answer = connection.getresponse()
-        for line in answer.headers.get_all("Set-Cookie", []):
-            for name, cookie in SimpleCookie(line).items():
-                self._cookies[name] = cookie.value
-        body = answer.read().decode()
-        connection.close()
-        return answer.status, answer.headers.get("Location", ""), body
-
-    def act(self, page: str, path: str, **fields: str) -> tuple[int, str, str]:
-        """Send a form, with the token of a page."""
-        found = re.search(r'name="csrf" value="([^"]+)"', self.ask(page)[2])
-        assert found is not None
-        return self.ask(path, {"csrf": found[1], **fields})
-
-    def sign_in(self, access_key_id: str, secret: str) -> None:
-        """Sign in with an access key."""
-        answer = self.act("/sign-in", "/sign-in", by="key", access_key_id=access_key_id, secret=secret)
-        assert answer[:2] == (303, "/")
-
-
 def test_pages_show_what_policies_allow_until_the_session_has_ended(tmp_path: Path) -> None:
     process = QuaymasterProcess(
         tmp_path / "data", settings={"console": "on", "console_listen": "127.0.0.1:0"}
@@ -198,22 +158,30 @@ def test_pages_show_what_policies_allow_until_the_session_has_ended(tmp_path: Pa
         with AdminClient(find_connection(process.data, None)) as admin:
             url = admin.call("CreateSignInLink")["url"].partition("/sign-in")[0]
             made = admin.call("CreateUser", name="eve")
-            root, eve = Browser(url), Browser(url)
-            root.sign_in(process.env().access_key_id, process.env().secret_access_key)
-            eve.sign_in(made["access_key_id"], made["secret_access_key"])
+            root, eve = ServerClient(url), ServerClient(url)
+            for browser, key_id, secret in (
+                (root, process.env().access_key_id, process.env().secret_access_key),
+                (eve, made["access_key_id"], made["secret_access_key"]),
+            ):
+                assert where(sign_in(browser, key_id, secret)) == (303, "/")
             pages = ("/", "/queues", "/queues/000000000000/orders", "/alerts", "/cell", "/cell/server/server")
-            eventually(lambda: {root.ask(page)[0] for page in pages} == {200})
+            eventually(lambda: {root.get(page).status for page in pages} == {200})
 
-            assert {eve.ask(page)[0] for page in pages} == {403}
+            assert {eve.get(page).status for page in pages} == {403}
 
             policy = '{"Statement":{"Effect":"Allow","Action":["sqs:*","cloudwatch:*"],"Resource":"*"}}'
             admin.call("PutUserPolicy", name="eve", policy_name="p", policy=policy)
-            eventually(lambda: [eve.ask(page)[0] for page in pages] == [200, 200, 200, 200, 403, 403])
+            eventually(lambda: [eve.get(page).status for page in pages] == [200, 200, 200, 200, 403, 403])
             admin.call("DeleteUser", name="eve")
-            eventually(lambda: eve.ask("/queues")[:2] == (303, "/sign-in?done=ended"))
-            assert root.ask("/queues")[0] == 200
+            eventually(lambda: where(eve.get("/queues")) == (303, "/sign-in?done=ended"))
+            assert root.get("/queues").status == 200
     finally:
         process.stop()
+
+
+def where(reply: PageReply) -> tuple[int, str]:
+    """Return the status, and where a redirect leads."""
+    return reply.status, reply.headers.get("location", "")
 
 
 def client_of(process: QuaymasterProcess, service: str) -> Any:
