@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from quaymaster.broker.replica.consuming_receives import ConsumingReceives
-from quaymaster.core.partition.partition import RESETS_SHIFT
+from quaymaster.core.partition.partition_state import RESETS_SHIFT
 from quaymaster.core.values.commands.decided import Taken, TakenOutcome
 from quaymaster.core.values.commands.logs import ResetGroup
 from quaymaster.core.values.commands.messages import (

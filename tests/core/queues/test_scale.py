@@ -7,7 +7,7 @@ import random
 import pytest
 from harness.replica_host import queue, snapshot_of
 
-from quaymaster.core.partition import partition as partition_module
+from quaymaster.core.partition import partition_state
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.partition_counts import counts_of
 from quaymaster.core.structures.orders.index import IndexEntry, MemoryChunks, SequenceIndex
@@ -55,7 +55,7 @@ class CountingChunks(MemoryChunks):
 
 @pytest.fixture(autouse=True)
 def counting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition_module, "SequenceIndex", CountingIndex)
+    monkeypatch.setattr(partition_state, "SequenceIndex", CountingIndex)
     monkeypatch.setattr(CountingIndex, "lookups", 0)
     monkeypatch.setattr(CountingChunks, "reads", 0)
 

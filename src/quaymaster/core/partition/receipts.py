@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from quaymaster.core.partition.partition import RESETS_SHIFT, VISIBILITY_TIMEOUT_MAX_MS, Partition
+from quaymaster.core.partition.partition import VISIBILITY_TIMEOUT_MAX_MS, Partition
+from quaymaster.core.partition.partition_state import RESETS_SHIFT
 from quaymaster.core.values.commands.messages import RECEIPT_HANDLE_PLACEHOLDER, Receipt
 from quaymaster.core.values.errors import InvalidParameterValue, OverLimit
 

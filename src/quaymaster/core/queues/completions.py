@@ -11,8 +11,9 @@ hold their messages; of others any, as long as the message is there. So the firs
 
 from __future__ import annotations
 
-from quaymaster.core.partition.partition import RESETS_SHIFT, Partition
+from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.partition_moves import OUTPUTS_MAX
+from quaymaster.core.partition.partition_state import RESETS_SHIFT
 from quaymaster.core.partition.proposals import Proposal
 from quaymaster.core.partition.receipts import EXPIRED, holds, receipt_invalid
 from quaymaster.core.partition.work.applied_moves import opened_moves
