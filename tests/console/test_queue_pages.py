@@ -276,6 +276,7 @@ PUSHED = {
     "PushEndpoint": "https://example.com/orders",
     "PushHeaders": "***",
     "PushState": "unreachable",
+    "PushAllowedRate": "60",
     "PushFormat": "Lambda",
 }
 PUSH_API = "/admin/v1/queues/orders/push"
@@ -287,13 +288,15 @@ def test_pushing_is_shown_and_what_a_form_changes_is_set() -> None:
     client = browser(site, OPERATORS)
 
     page = client.get(f"{ORDERS}/push").text
-    form = {**{name: value for name, value in PUSHED.items() if name != "PushState"}, "PushBatchSize": "5"}
+    settable = {name: PUSHED[name] for name in ("PushEndpoint", "PushHeaders", "PushFormat")}
+    form = {**settable, "PushBatchSize": "5"}
     saved = act(client, f"{ORDERS}/push", **form)
     bare = act(client, f"{ORDERS}/push", **{**form, "PushHeaders": "", "PushBatchSize": "1"})
     same = act(client, f"{ORDERS}/push", **{**form, "PushBatchSize": "1"})
 
     assert "https://example.com/orders" in page
     assert "unreachable" in page
+    assert "allows 60 a minute" in page
     assert saved.status == bare.status == same.status == 303
     assert [one.given["Attributes"] for one in site.api.asked if one.name == "SetQueueAttributes"] == [
         {"PushBatchSize": "5"},

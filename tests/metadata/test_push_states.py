@@ -5,16 +5,23 @@ from __future__ import annotations
 from ipaddress import ip_network
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from metadata.support import ACCOUNT, World, run
 from quaymaster.core.values.errors import InvalidAttributeValue
 from quaymaster.metadata.push_endpoints import check_reachable
-from quaymaster.metadata.store.rows import PUSH_STATES
+from quaymaster.metadata.store.rows import PUSH_STATES, PushStateRow, encode_row, row_decoder
 from quaymaster.protocol.rpc.metadata_messages import CreateQueue, DeleteQueue, SetAttributes
 
 URL = "https://example.com/orders"
 LOOPBACK = (ip_network("127.0.0.0/8"),)
+
+
+class OldPushStateRow(msgspec.Struct, frozen=True, array_like=True):
+    state: str
+    endpoint_mark: str
+    since_ms: int
 
 
 def test_a_state_is_of_one_endpoint(tmp_path: Path) -> None:
@@ -33,6 +40,30 @@ def test_a_state_is_of_one_endpoint(tmp_path: Path) -> None:
             assert service.push_states.of(moved) == "verifying"
 
     run(scenario, tmp_path)
+
+
+def test_what_an_endpoint_allows_a_minute_is_kept_with_its_state(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            queue = await service.queues.change(CreateQueue(ACCOUNT, "orders", {"PushEndpoint": URL}))
+            assert service.push_states.calls_per_minute(queue) is None
+
+            await service.push_states.note(queue, "active", 60)
+            await service.push_states.note(queue, "active", 120)
+            assert service.push_states.calls_per_minute(queue) == 120
+
+            moved = await service.queues.change(
+                SetAttributes(ACCOUNT, "orders", {"PushEndpoint": "https://example.org"})
+            )
+            assert service.push_states.calls_per_minute(moved) is None
+
+    run(scenario, tmp_path)
+
+
+def test_a_row_that_an_older_program_wrote_sets_no_bound() -> None:
+    row = row_decoder(PushStateRow)(encode_row(OldPushStateRow("active", "mark", 5)))
+
+    assert row == PushStateRow("active", "mark", 5, None)
 
 
 def test_a_state_that_is_known_is_not_written_again(tmp_path: Path) -> None:

@@ -277,16 +277,18 @@ async def no_secrets(queue: QueueDefinition) -> PushSecrets:
 
 
 class NotedStates(list[tuple[int, PushState]]):
-    """The states that were noted, by queue id."""
+    """The states that were noted, by queue id; `rates` has how many calls a minute were allowed then."""
 
     def __init__(self) -> None:
         super().__init__()
         self.failures: list[Exception] = []
+        self.rates: list[int | None] = []
 
-    async def note(self, queue: QueueDefinition, state: PushState) -> None:
+    async def note(self, queue: QueueDefinition, state: PushState, calls_per_minute: int | None) -> None:
         if self.failures:
             raise self.failures.pop(0)
         self.append((queue.queue_id, state))
+        self.rates.append(calls_per_minute)
 
 
 def parts_of(

@@ -251,6 +251,7 @@ def test_states_are_told_once_and_again_until_they_are_stored() -> None:
             await asyncio.sleep(60)
 
             assert world.states == [(7, "gone")], "what is over is not told"
+            assert world.states.rates == [None]
             assert world.sample("queues", "gone") == 1
 
     run(scenario())

@@ -126,7 +126,7 @@ def test_an_endpoint_that_is_down_gets_probes_and_no_message_is_received_untried
         consumer = ModelConsumer(queue)
         told: list[tuple[str, str]] = []
         pusher = QueuePusher(
-            define(), PLAN, parts_of(consumer, endpoint), on_state=lambda *state: told.append(state)
+            define(), PLAN, parts_of(consumer, endpoint), on_state=lambda *state: told.append(state[:2])
         )
         pusher.start()
         await asyncio.sleep(86_400)
@@ -170,6 +170,53 @@ def test_retry_after_pauses_all_calls() -> None:
         await push_all(QueuePusher(define(), PLAN, parts_of(ModelConsumer(queue), endpoint)), queue)
 
         assert endpoint.calls[1].at_ms - endpoint.calls[0].at_ms >= 120_000
+
+    run(scenario())
+
+
+def test_an_endpoint_is_called_as_often_a_minute_as_it_allows_and_that_is_told() -> None:
+    async def scenario() -> None:
+        queue, endpoint = ModelQueue(), ModelEndpoint()
+        queue.send(*[None] * 150)
+        endpoints = AllowedEndpoint(endpoint)
+        endpoints.answers = [Verified("active", "", endpoint, 60)]
+        told: list[tuple[str, str, int | None]] = []
+        pusher = QueuePusher(
+            define(),
+            PLAN,
+            parts_of(ModelConsumer(queue), endpoint, endpoints),
+            on_state=lambda *state: told.append(state),
+        )
+
+        await push_all(pusher, queue)
+        begun = [call.at_ms for call in endpoint.calls]
+
+        assert max(sum(at <= other < at + 60_000 for other in begun) for at in begun) == 60
+        assert sum(message.count for message in queue.messages) == 150, (
+            "none is received before its call may begin"
+        )
+        assert told == [("active", "", 60)]
+
+    run(scenario())
+
+
+def test_an_endpoint_that_allows_another_number_a_day_later_is_called_as_it_says_then() -> None:
+    async def scenario() -> None:
+        queue, endpoint = ModelQueue(), ModelEndpoint()
+        endpoints = AllowedEndpoint(endpoint)
+        endpoints.answers = [Verified("active", "", endpoint, 60), Verified("active", "", endpoint, 120)]
+        told: list[tuple[str, int | None]] = []
+        pusher = QueuePusher(
+            define(),
+            PLAN,
+            parts_of(ModelConsumer(queue), endpoint, endpoints),
+            on_state=lambda state, _, rate: told.append((state, rate)),
+        )
+        pusher.start()
+        await asyncio.sleep(3 * 86_400)
+        await pusher.stop()
+
+        assert told == [("active", 60), ("active", 120), ("active", None)]
 
     run(scenario())
 
@@ -386,7 +433,7 @@ def test_an_endpoint_is_asked_whether_it_wants_calls_before_the_first_and_each_d
             define(),
             PLAN,
             parts_of(consumer, endpoint, endpoints),
-            on_state=lambda state, _: told.append(state),
+            on_state=lambda state, *_: told.append(state),
         )
         pusher.start()
         await until(lambda: not queue.left)
@@ -415,7 +462,7 @@ def test_an_endpoint_whose_address_may_not_be_called_any_more_is_verified_again(
         endpoints = AllowedEndpoint(endpoint)
         told: list[str] = []
         parts = parts_of(ModelConsumer(queue), endpoint, endpoints)
-        pusher = QueuePusher(define(), PLAN, parts, on_state=lambda state, _: told.append(state))
+        pusher = QueuePusher(define(), PLAN, parts, on_state=lambda state, *_: told.append(state))
 
         await push_all(pusher, queue)
 

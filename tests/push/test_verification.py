@@ -19,6 +19,7 @@ def test_an_endpoint_elsewhere_must_say_that_it_wants_calls() -> None:
             (ALLOWED, "active"),
             (ModelAnswer(200), "refused"),
             (ModelAnswer(405), "refused"),
+            (ModelAnswer(200, {"webhook-allowed-origin": "*", "webhook-allowed-rate": "0"}), "refused"),
         ):
             client = answering(answer)
             for inside in (None, raising(REFUSED)):
@@ -41,6 +42,18 @@ def test_an_endpoint_in_the_networks_of_the_operator_is_called_there_alone_and_n
 
             assert (verified.state, verified.client) == ("active", inside)
             assert client.calls == []
+
+    run(scenario())
+
+
+def test_what_an_endpoint_allows_a_minute_is_learned_wherever_it_is() -> None:
+    async def scenario() -> None:
+        paced = answering(ModelAnswer(200, {"webhook-allowed-origin": "*", "webhook-allowed-rate": "120"}))
+        other = answering(ModelAnswer(405, {"webhook-allowed-rate": "120"}))
+        for client, inside, rate in ((paced, None, 120), (ModelEndpoint(), paced, 120), (paced, other, None)):
+            verified = await EndpointChecks(client, inside, ORIGIN).verify(PLAN)
+
+            assert (verified.state, verified.calls_per_minute) == ("active", rate)
 
     run(scenario())
 

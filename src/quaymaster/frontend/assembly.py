@@ -27,12 +27,12 @@ from quaymaster.frontend.actions.message_actions import MessageActions
 from quaymaster.frontend.actions.message_preparation import MessagePreparation
 from quaymaster.frontend.actions.monitoring_actions import AsksConsole, MonitoringActions
 from quaymaster.frontend.actions.move_actions import MoveActions
-from quaymaster.frontend.actions.queue_actions import QueueActions, QueueService
+from quaymaster.frontend.actions.queue_actions import PushStateService, QueueActions, QueueService
 from quaymaster.frontend.actions.sts_actions import IssuerService, SessionService, STSActions
 from quaymaster.frontend.actions.transaction_actions import TransactionActions
 from quaymaster.frontend.addresses import Addresses
 from quaymaster.frontend.admin.api import AdminAPI
-from quaymaster.frontend.admin.queues.push_admin import PushSecretService, PushStateService, public_key_of
+from quaymaster.frontend.admin.queues.push_admin import PushSecretService, public_key_of
 from quaymaster.frontend.call import Calls
 from quaymaster.frontend.callers.authentication import FindSession, FindUser, Open, Signed, VerifyingKey
 from quaymaster.frontend.callers.issuer_keys import IssuerKeys, KeyFetcher
@@ -206,7 +206,7 @@ def make_front_end(
     messages = MessageActions(preparation, cipher, metadata.receipt_handles, metrics, completions)
     queues = QueueActions(
         *(addresses, metadata.queues, metadata.limits.table),
-        push_state=metadata.push_states.of,
+        push_states=metadata.push_states,
         push_public_key=partial(public_key_of, metadata.push_secrets),
         can_delete=settings.delete_queue == "api",
     )

@@ -69,7 +69,7 @@ class PushEngine:
         self._changed = asyncio.Event()
         self._changed_ids: set[int] = set()
         """Queues to look at; those of all rows after `look`."""
-        self._states: dict[int, tuple[QueueDefinition, PushState]] = {}
+        self._states: dict[int, tuple[QueueDefinition, PushState, int | None]] = {}
         """Those that are not written yet."""
         self._told = asyncio.Event()
         self._ending: dict[asyncio.Task[None], _Pushing] = {}
@@ -150,7 +150,9 @@ class PushEngine:
 
     # States
 
-    def note_state(self, queue: QueueDefinition, state: PushState, reason: str) -> None:
+    def note_state(
+        self, queue: QueueDefinition, state: PushState, reason: str, calls_per_minute: int | None
+    ) -> None:
         """A queue's calls go another way now."""
         log_event(
             log,
@@ -160,8 +162,9 @@ class PushEngine:
             queue_id=queue.queue_id,
             state=state,
             reason=reason,
+            calls_per_minute=calls_per_minute,
         )
-        self._states[queue.queue_id] = queue, state
+        self._states[queue.queue_id] = queue, state, calls_per_minute
         self._told.set()
 
     async def _tell_for_ever(self) -> None:
@@ -170,16 +173,16 @@ class PushEngine:
             self._told.clear()
             while self._states:
                 some = [self._states.popitem()[1] for _ in range(min(len(self._states), TOLD_AT_ONCE_MAX))]
-                if not all(await asyncio.gather(*(self._tell(queue, state) for queue, state in some))):
+                if not all(await asyncio.gather(*(self._tell(*each) for each in some))):
                     await asyncio.sleep(STATES_AGAIN_S)
 
-    async def _tell(self, queue: QueueDefinition, state: PushState) -> bool:
+    async def _tell(self, queue: QueueDefinition, state: PushState, calls_per_minute: int | None) -> bool:
         """Store a state, together with others; false if it is to be told again."""
         try:
-            await self._parts.note_state(queue, state)
+            await self._parts.note_state(queue, state, calls_per_minute)
         except NotNow:
             if queue.queue_id in self._pushing:
-                self._states.setdefault(queue.queue_id, (queue, state))
+                self._states.setdefault(queue.queue_id, (queue, state, calls_per_minute))
             return False
         return True
 

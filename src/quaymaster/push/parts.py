@@ -84,11 +84,15 @@ class MakesCalls(Protocol):
 
 
 class Verified(NamedTuple):
-    """What came of asking an endpoint whether it wants calls, and why, for people. `client` makes them then."""
+    """What came of asking an endpoint whether it wants calls, and why, for people. `client` makes them then.
+
+    `calls_per_minute`: so many at most; None: as many as it takes.
+    """
 
     state: VerifiedState
     reason: str
     client: MakesCalls
+    calls_per_minute: int | None = None
 
 
 class VerifiesEndpoints(Protocol):
@@ -174,8 +178,8 @@ class PushParts:
     consumer: Consumes
     endpoints: VerifiesEndpoints
     secrets: Callable[[QueueDefinition], Awaitable[PushSecrets]]
-    note_state: Callable[[QueueDefinition, PushState], Awaitable[None]]
-    """Stores how a queue's calls go, for who asks. Raises NotNow."""
+    note_state: Callable[[QueueDefinition, PushState, int | None], Awaitable[None]]
+    """Stores how a queue's calls go, and how many a minute its endpoint allows, for who asks. Raises NotNow."""
     may_receive: Callable[[], bool]
     """Tells whether this process is certainly alive for the others: only then it receives."""
     now_ms: Callable[[], int]

@@ -57,7 +57,8 @@ log = logging.getLogger(__name__)
 class QueuePusher:
     """The calls for one queue by this process, from `start` until `stop` returns.
 
-    `queue` is what is consumed: of a log, its group; `owner` is the log then. `on_state` hears of each other state.
+    `queue` is what is consumed: of a log, its group; `owner` is the log then. `on_state` hears of each other state with
+    why it is so, and with how many calls a minute the endpoint allows.
     """
 
     def __init__(
@@ -67,9 +68,11 @@ class QueuePusher:
         parts: PushParts,
         *,
         owner: QueueDefinition | None = None,
-        on_state: Callable[[PushState, str], None] = lambda state, reason: None,
+        on_state: Callable[[PushState, str, int | None], None] = lambda state, reason, calls_per_minute: None,
     ) -> None:
         self.state: PushState = FIRST_STATE
+        self._told_rate: int | None = None
+        """Calls a minute, as `on_state` heard last."""
         self._queue = queue
         self._owner = owner or queue
         self._parts = parts
@@ -196,7 +199,7 @@ class QueuePusher:
         self._woken = woken = asyncio.Event()
         wake, room = woken.set, self._parts.room
         now_ms = self._parts.now_ms()
-        due_ms = self._flow.endpoint.next_ms(now_ms)
+        due_ms = self._flow.next_ms(now_ms)
         if room.left <= 0:
             room.wait(wake)
             due_ms = min(due_ms or sys.maxsize, now_ms + ROOM_LOOK_MS)
@@ -215,6 +218,7 @@ class QueuePusher:
         verified = await self._wait(parts.endpoints.verify(self._flow.plan))
         if verified.state == "active":
             self._client = verified.client
+            self._flow.pace.allow(verified.calls_per_minute, parts.now_ms())
             self._verified_until_ms = parts.now_ms() + VERIFIED_MS
             self._verify_wait_ms = VERIFY_MS_MIN
             self._note(self._flow.endpoint.state, verified.reason)
@@ -225,9 +229,10 @@ class QueuePusher:
         self._verify_wait_ms = min(VERIFY_MS_MAX, self._verify_wait_ms * 2)
 
     def _note(self, state: PushState, reason: str) -> None:
-        if state != self.state:
-            self.state = state
-            self._on_state(state, reason)
+        rate = self._flow.pace.calls_per_minute
+        if (state, rate) != (self.state, self._told_rate):
+            self.state, self._told_rate = state, rate
+            self._on_state(state, reason, rate)
 
     # Calls
 

@@ -4,8 +4,9 @@
                                                                   ├── it is not ──▶ handshake ──▶ calls go anywhere
                                                                   └── it has none now ──▶ no calls; asked again
 
-What is in the operator's own networks needs no handshake. Whether an endpoint is there is decided as its address is
-dialed, and its calls may then go nowhere else: a name that leads to another place later is asked again.
+What is in the operator's own networks needs no handshake; if it answers one, it is called as fast as it says there.
+Whether an endpoint is there is decided as its address is dialed, and its calls may then go nowhere else: a name that
+leads to another place later is asked again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final
 
 from quaymaster.core.push.flow import PushPlan
 from quaymaster.net.outbound.failures import OutboundError, OutboundRefused
-from quaymaster.protocol.push.handshake import HANDSHAKE_METHOD, allows_calls, handshake_headers
+from quaymaster.protocol.push.handshake import HANDSHAKE_METHOD, handshake_headers, permission_of
 from quaymaster.push.parts import Answer, MakesCalls, Verified
 
 HANDSHAKE_S: Final = 10.0
@@ -38,7 +39,7 @@ class EndpointChecks:
         headers = handshake_headers(self._origin)
         if self._inside is not None:
             try:
-                await _ask(self._inside, plan, headers)
+                answer = await _ask(self._inside, plan, headers)
             except OutboundRefused:
                 pass  # it is elsewhere, or nowhere
             except OutboundError as error:
@@ -46,19 +47,20 @@ class EndpointChecks:
                     return Verified("unreachable", str(error), self._inside)
                 return Verified("active", "", self._inside)  # how it works is learned by calls
             else:
-                return Verified("active", "", self._inside)
+                permission = permission_of(self._origin, answer.status, answer.headers)
+                return Verified("active", "", self._inside, permission.calls_per_minute)
         try:
             answer = await _ask(self._client, plan, headers)
         except OutboundRefused as error:
             return Verified("refused", str(error), self._client)
         except OutboundError as error:
             return Verified("unreachable", str(error), self._client)
-        if allows_calls(self._origin, answer.status, answer.headers):
-            return Verified("active", "", self._client)
+        permission = permission_of(self._origin, answer.status, answer.headers)
         return Verified(
-            "refused",
-            f"it answered the handshake with status {answer.status}, and does not allow calls",
+            "refused" if permission.refusal else "active",
+            permission.refusal,
             self._client,
+            permission.calls_per_minute,
         )
 
 

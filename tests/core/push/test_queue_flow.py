@@ -248,3 +248,54 @@ def test_room_that_is_set_aside_is_that_of_asks_and_calls_and_all_of_it_comes_ba
         end(call, "late")
     assert flow.under_way == 0
     assert not flow.endpoint.is_probing
+
+
+def test_an_endpoint_is_called_no_faster_than_it_allows_whatever_its_window() -> None:
+    flow = QueueFlow(PLAN)
+    open_window(flow, 9)
+    flow.pace.allow(60, 0)
+
+    ask = flow.take(0, CALLS)
+    assert ask is not None
+    while_asked = (flow.take(0, CALLS), flow.next_ms(0))
+    calls = flow.received(ask, messages(*[None] * 6))
+    for call in calls:
+        assert flow.begin(call, 0)
+
+    assert ask.calls == len(calls) == 2, "a second's calls, and one"
+    assert while_asked == (None, 1_017)
+    assert flow.take(0, CALLS) is None
+    assert flow.next_ms(0) == 1_017
+    assert flow.take(1_017, CALLS) is not None
+
+
+def test_calls_that_did_not_begin_are_not_counted() -> None:
+    flow = QueueFlow(PLAN)
+    open_window(flow, 9)
+    flow.pace.allow(60, 0)
+
+    ask = flow.take(0, CALLS)
+    assert ask is not None
+    (late,) = flow.received(ask, messages(None))
+    assert not flow.begin(late, BEGINS_WITHIN_MS + 1)
+    flow.end(late)
+    again = flow.take(BEGINS_WITHIN_MS + 1, CALLS)
+
+    assert again is not None
+    assert again.calls == 2
+
+
+def test_time_alone_makes_room_when_both_a_pause_and_the_pace_are_over() -> None:
+    flow = QueueFlow(PLAN)
+    flow.pace.allow(1, 0)
+    ask = flow.take(0, CALLS)
+    assert ask is not None
+    (call,) = flow.received(ask, messages(None))
+    flow.begin(call, 0)
+    assert flow.next_ms(0) == 5_000, "looked at again every five seconds"
+
+    flow.settle(call, Judged("fails", frozenset({0}), 7_000), 0, EVEN)
+    flow.end(call)
+
+    assert flow.next_ms(0) == 7_000
+    assert QueueFlow(PLAN).next_ms(0) is None

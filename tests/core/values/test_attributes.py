@@ -113,5 +113,6 @@ def test_computed_attributes_are_rendered_in_seconds_and_digits() -> None:
         "LastModifiedTimestamp": "1700000001",
         "EffectiveLimits": "{}",
         "PushState": "",
+        "PushAllowedRate": "",
         "PushPublicKey": "",
     }

@@ -569,8 +569,13 @@ def test_push_attributes_are_shown_where_they_were_set_and_headers_never() -> No
             )
             plain = await client.json(
                 "GetQueueAttributes",
-                {"QueueUrl": client.url("plain"), "AttributeNames": ["All", "PushState"]},
+                {
+                    "QueueUrl": client.url("plain"),
+                    "AttributeNames": ["All", "PushState", "PushAllowedRate"],
+                },
             )
+            await service.metadata.push_states.note(queue, "active", 60)
+            paced = await client.json("GetQueueAttributes", {**url, "AttributeNames": ["All"]})
 
             signed = await client.json(
                 "GetQueueAttributes",
@@ -586,6 +591,7 @@ def test_push_attributes_are_shown_where_they_were_set_and_headers_never() -> No
                 "PushHeaders": "***",
                 "PushState": "active",
             }
+            assert paced.json["Attributes"]["PushAllowedRate"] == "60"
             assert before.json["Attributes"] == {"PushState": "verifying"}
             assert named.json["Attributes"] == {"PushState": "active", "PushFormat": "CloudEvents"}
             assert not [name for name in plain.json["Attributes"] if name.startswith("Push")]

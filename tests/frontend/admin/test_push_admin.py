@@ -31,7 +31,7 @@ def test_a_queues_pushing_is_shown_without_secrets() -> None:
             queue = await port.service.add_queue(
                 "orders", PushEndpoint=URL, PushHeaders='{"X-Key":"s3cret"}', PushFormat="Lambda"
             )
-            await port.service.metadata.push_states.note(queue, "unreachable")
+            await port.service.metadata.push_states.note(queue, "unreachable", 60)
 
             shown = await port.call("GET", "queues/orders/push")
             plain = await port.call("GET", "queues/plain/push")
@@ -41,6 +41,7 @@ def test_a_queues_pushing_is_shown_without_secrets() -> None:
                 "name": "orders",
                 "endpoint": "https://example.com/orders?***",
                 "state": "unreachable",
+                "calls_per_minute": 60,
                 "format": "Lambda",
                 "batch_size": 1,
                 "concurrency_max": 10,

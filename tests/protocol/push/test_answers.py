@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from protocol.push.test_requests import ARN, message
 from quaymaster.core.push.flow import Judged, PushFormat, PushPlan
 from quaymaster.protocol.push.answers import judge, retry_after_ms
-from quaymaster.protocol.push.handshake import HANDSHAKE_METHOD, allows_calls, handshake_headers
+from quaymaster.protocol.push.handshake import HANDSHAKE_METHOD, Permission, handshake_headers, permission_of
 
 MESSAGES = [message(1), message(2), message(3)]
 ALL = frozenset({0, 1, 2})
@@ -177,4 +177,43 @@ def test_calls_are_allowed_by_an_answer_that_names_who_asked(
 ) -> None:
     headers = {} if allowed is None else {"webhook-allowed-origin": allowed}
 
-    assert allows_calls("push.example.com", status, headers) is is_allowed
+    permission = permission_of("push.example.com", status, headers)
+
+    assert (permission.refusal == "") is is_allowed
+    assert permission.calls_per_minute is None
+    assert is_allowed or permission.refusal == (
+        f"it answered the handshake with status {status}, and does not allow calls"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rate", "calls_per_minute"),
+    [
+        ("*", None),
+        (" * ", None),
+        ("1", 1),
+        (" 120 ", 120),
+        ("007", 7),
+        ("999999999", 999_999_999),
+        ("9" * 5_000, None),
+    ],
+)
+def test_an_answer_says_how_many_calls_a_minute_it_allows(rate: str, calls_per_minute: int | None) -> None:
+    headers = {"webhook-allowed-origin": "*", "webhook-allowed-rate": rate}
+
+    assert permission_of("push.example.com", 200, headers) == Permission("", calls_per_minute)
+
+
+@pytest.mark.parametrize(
+    "rate", ["", "0", "00", "-1", "+5", "1.5", "100/min", "many", "12 0", "١٢", "x" * 500]
+)
+def test_an_answer_whose_rate_is_no_number_allows_nothing(rate: str) -> None:
+    headers = {"webhook-allowed-origin": "*", "webhook-allowed-rate": rate}
+
+    permission = permission_of("push.example.com", 200, headers)
+
+    assert permission.refusal == (
+        f"it answered the handshake with the WebHook-Allowed-Rate {rate[:32]!r}, "
+        "which is neither a number of calls above 0 nor *"
+    )
+    assert permission.calls_per_minute is None

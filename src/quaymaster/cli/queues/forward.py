@@ -226,10 +226,10 @@ async def _forward(
     async def secrets_of(_: QueueDefinition) -> PushSecrets:
         return secrets
 
-    async def note_nothing(_: QueueDefinition, __: str) -> None:
+    async def note_nothing(_: QueueDefinition, __: str, ___: int | None) -> None:
         """States are shown as they change."""
 
-    def show(state: str, reason: str) -> None:
+    def show(state: str, reason: str, _: int | None) -> None:
         note(f"{state}{': ' + reason if reason else ''}")
 
     import asyncio

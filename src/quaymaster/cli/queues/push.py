@@ -158,6 +158,7 @@ def show(
     rows = [
         ("endpoint", found["endpoint"] or "none: it is not pushed"),
         ("state", found["state"] or "-"),
+        *([("allows", f"{rate} calls a minute")] if (rate := found.get("calls_per_minute")) else []),
         ("format", found["format"]),
         ("messages of a call", found["batch_size"]),
         ("calls at once", found["concurrency_max"]),

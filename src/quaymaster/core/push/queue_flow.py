@@ -25,6 +25,7 @@ import msgspec
 from quaymaster.core.push.calls import PushedMessage
 from quaymaster.core.push.endpoint import Endpoint
 from quaymaster.core.push.flow import Judged, PushPlan, backoff_ms
+from quaymaster.core.push.pace import Pace
 
 RECEIVED_MAX: Final = 10
 """Messages of one receive."""
@@ -70,13 +71,16 @@ class QueueFlow:
     def __init__(self, plan: PushPlan) -> None:
         self.plan = plan
         self.endpoint = Endpoint(plan.concurrency_max)
+        self.pace = Pace()
         self.under_way = 0
         """Calls that have begun or have room set aside."""
+        self._asked = 0
+        """Those of them that have not begun."""
 
     def take(self, now_ms: int, calls_left: int) -> Ask | None:
         """Return what to receive now, None when there is no room. `calls_left`: what others leave of a shared bound."""
         plan, endpoint = self.plan, self.endpoint
-        room = min(endpoint.room(now_ms, self.under_way), calls_left)
+        room = min(endpoint.room(now_ms, self.under_way), self.pace.room(now_ms, self._asked), calls_left)
         if room <= 0:
             return None
         is_probe = endpoint.is_shut
@@ -89,7 +93,13 @@ class QueueFlow:
             count = min(RECEIVED_MAX, room * plan.batch_size)
             calls = -(-count // plan.batch_size)
         self.under_way += calls
+        self._asked += calls
         return Ask(count, calls, plan.timeout_ms + HIDDEN_MORE_MS, now_ms, is_probe)
+
+    def next_ms(self, now_ms: int) -> int | None:
+        """Return when there may be room by time alone; None: only when a call ends."""
+        due_ms = (self.endpoint.next_ms(now_ms), self.pace.next_ms(now_ms, self._asked))
+        return max((each for each in due_ms if each is not None), default=None)
 
     def received(self, ask: Ask, messages: Sequence[PushedMessage]) -> list[PushCall]:
         """Return the calls in which received messages go; room that they do not need is free again."""
@@ -100,14 +110,17 @@ class QueueFlow:
         ]
         assert len(calls) <= ask.calls, "a receive gives no more than was asked for"
         self.under_way -= ask.calls - len(calls)
+        self._asked -= ask.calls - len(calls)
         if ask.is_probe and not calls:
             self.endpoint.is_probing = False
         return calls
 
     def begin(self, call: PushCall, now_ms: int) -> bool:
         """Tell whether a call begins."""
+        self._asked -= 1
         if now_ms - call.asked_ms > BEGINS_WITHIN_MS:
             return False
+        self.pace.begin(now_ms)
         call.number = self.endpoint.begin()
         return True
 

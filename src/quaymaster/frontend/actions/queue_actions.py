@@ -7,12 +7,13 @@ answers when metadata and journal are both durable; the broker knows what is in 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Final, Protocol
 
 from quaymaster.core.limits.limits import LimitTable
+from quaymaster.core.push.states import PushState
 from quaymaster.core.values.commands.messages import CountMessages, Purge, QueueCounts
 from quaymaster.core.values.commands.partitions import AskPartition, PartitionOutcome
 from quaymaster.core.values.commands.unions import Command
@@ -23,6 +24,7 @@ from quaymaster.core.values.queues.attributes import (
     ED25519,
     EFFECTIVE_LIMITS,
     LATEST,
+    PUSH_ALLOWED_RATE,
     PUSH_PUBLIC_KEY,
     PUSH_SIGNING,
     PUSH_STATE,
@@ -53,7 +55,7 @@ from quaymaster.protocol.rpc.metadata_messages import (
 )
 from quaymaster.protocol.sqs import shapes
 
-_OF_PUSHED: Final = (PUSH_STATE, PUSH_PUBLIC_KEY)
+_OF_PUSHED: Final = (PUSH_STATE, PUSH_ALLOWED_RATE, PUSH_PUBLIC_KEY)
 """Shown of queues that are pushed, though SQS has no such thing."""
 SOURCES_AT_A_TIME: Final = 1_000
 """So many sources of a dead-letter queue are listed together."""
@@ -92,6 +94,14 @@ class QueueService(Protocol):
         ...
 
 
+class PushStateService(Protocol):
+    """The part of the metadata service that knows how calls to endpoints go."""
+
+    def of(self, queue: QueueDefinition) -> PushState: ...
+
+    def calls_per_minute(self, queue: QueueDefinition) -> int | None: ...
+
+
 class QueueActions:
     """The handlers of the actions on queues."""
 
@@ -101,14 +111,14 @@ class QueueActions:
         queues: QueueService,
         limits: LimitTable,
         *,
-        push_state: Callable[[QueueDefinition], str],
+        push_states: PushStateService,
         push_public_key: Callable[[QueueDefinition], str],
         can_delete: bool,
     ) -> None:
         self._addresses = addresses
         self._queues = queues
         self._limits = limits
-        self._push_state = push_state
+        self._push_states = push_states
         self._push_public_key = push_public_key
         self._can_delete = can_delete
 
@@ -190,7 +200,8 @@ class QueueActions:
             for name, each in COMPUTED.items()
             if (name in named or (asked is None and not each.is_ours)) and each not in _OF_PUSHED
         ]
-        computed += [each for each in _of_pushed(definition) if asked is None or each.name in asked]
+        rate = self._push_states.calls_per_minute(definition)
+        computed += [each for each in _of_pushed(definition, rate) if asked is None or each.name in asked]
         public_key = ""
         if PUSH_PUBLIC_KEY in computed:
             public_key = await when_known(partial(self._push_public_key, definition))
@@ -205,7 +216,8 @@ class QueueActions:
             counts.in_flight,
             counts.delayed,
             self._effective_limits(call, definition) if EFFECTIVE_LIMITS in computed else "",
-            self._push_state(definition),
+            self._push_states.of(definition),
+            str(rate),
             public_key,
         )
         values = {attribute.name: attribute.render(facts) for attribute in computed}
@@ -301,11 +313,15 @@ class QueueActions:
         )
 
 
-def _of_pushed(definition: QueueDefinition) -> tuple[ComputedAttribute, ...]:
-    """Return the attributes that a queue has because it is pushed."""
+def _of_pushed(definition: QueueDefinition, rate: int | None) -> Iterator[ComputedAttribute]:
+    """Give the attributes that a queue has because it is pushed; `rate`: what its endpoint allows."""
     if not definition.push_endpoint:
-        return ()
-    return _OF_PUSHED if PUSH_SIGNING.of(definition.attributes) == ED25519 else (PUSH_STATE,)
+        return
+    yield PUSH_STATE
+    if rate is not None:
+        yield PUSH_ALLOWED_RATE
+    if PUSH_SIGNING.of(definition.attributes) == ED25519:
+        yield PUSH_PUBLIC_KEY
 
 
 def _is_shown(definition: QueueDefinition, name: str, asked: frozenset[str] | None) -> bool:

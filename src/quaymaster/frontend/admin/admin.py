@@ -20,7 +20,7 @@ from typing import Protocol
 from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.frontend.access.authorization import Floor
 from quaymaster.frontend.actions.monitoring_actions import AsksConsole
-from quaymaster.frontend.actions.queue_actions import QueueService
+from quaymaster.frontend.actions.queue_actions import PushStateService, QueueService
 from quaymaster.frontend.actions.sts_actions import SessionService
 from quaymaster.frontend.admin.accounts.access_trial import AccessTrial
 from quaymaster.frontend.admin.accounts.account_admin import AccountAdmin, AccountService
@@ -40,7 +40,6 @@ from quaymaster.frontend.admin.queues.partition_admin import PartitionAdmin
 from quaymaster.frontend.admin.queues.push_admin import (
     PushAdmin,
     PushSecretService,
-    PushStateService,
     TestsPush,
 )
 from quaymaster.frontend.admin.queues.queue_admin import QueueAdmin

@@ -329,11 +329,15 @@ class PushSecretRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class PushStateRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """How calls to an endpoint go, one of `core/push/states`. `endpoint_mark` says which endpoint it was."""
+    """How calls to an endpoint go, one of `core/push/states`. `endpoint_mark` says which endpoint it was.
+
+    `calls_per_minute`: so many it allows; None: as many as it takes.
+    """
 
     state: str
     endpoint_mark: str
     since_ms: int
+    calls_per_minute: int | None = None
 
 
 class IssuerRow(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -29,6 +29,12 @@ class PushView(AdminAnswer, frozen=True, kw_only=True):
         str | None, Meta(description="With `?***` in place of a query; null: it is not pushed.")
     ]
     state: PushState | None
+    calls_per_minute: Annotated[
+        int | None,
+        Meta(
+            description="How many the endpoint allows, as it said in the handshake; null: it named no number."
+        ),
+    ]
     format: str
     batch_size: int
     concurrency_max: int

@@ -52,6 +52,7 @@ async def _show(
         fields=fields_of(given, PUSH_FIELDS),
         is_pushed="PushEndpoint" in attributes,
         state=attributes.get("PushState", ""),
+        rate=attributes.get("PushAllowedRate", ""),
         errors=errors or {},
         tested=tested,
         secret=secret,

@@ -172,6 +172,7 @@ class QueueFacts(msgspec.Struct, frozen=True, gc=False):
     limits: str = ""
     """Those that hold for who asks, as JSON."""
     push_state: str = ""
+    push_allowed_rate: str = ""
     push_public_key: str = ""
 
 
@@ -658,6 +659,12 @@ PUSH_STATE: Final = ComputedAttribute(
     meaning="how calls to the `PushEndpoint` go: `verifying`, `active`, `unreachable`, `gone` or `refused`; only where "
     "there is an endpoint",
     render=lambda facts: facts.push_state,
+    is_ours=True,
+)
+PUSH_ALLOWED_RATE: Final = ComputedAttribute(
+    name="PushAllowedRate",
+    meaning="how many calls a minute the endpoint allows, as it said in the handshake; only where it named a number",
+    render=lambda facts: facts.push_allowed_rate,
     is_ours=True,
 )
 PUSH_PUBLIC_KEY: Final = ComputedAttribute(

@@ -9,11 +9,12 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from quaymaster.core.push.calls import PushSecrets
-from quaymaster.core.push.states import PushState, TriedEndpoint
+from quaymaster.core.push.states import TriedEndpoint
 from quaymaster.core.values.errors import QueueDoesNotExist, UnsupportedOperation
 from quaymaster.core.values.queues.attributes import ED25519, PUSH_SIGNING
 from quaymaster.core.values.queues.push_rules import shown_endpoint
 from quaymaster.core.values.queues.queue_definitions import QueueDefinition
+from quaymaster.frontend.actions.queue_actions import PushStateService
 from quaymaster.frontend.admin.admin_calls import AdminCall, AdminRoute
 from quaymaster.protocol.admin import push as shapes
 from quaymaster.protocol.admin.queues import QueueRequest
@@ -29,12 +30,6 @@ class PushSecretService(Protocol):
     def of(self, queue: QueueDefinition) -> PushSecrets: ...
 
     async def rotate(self, queue: QueueDefinition) -> bytes: ...
-
-
-class PushStateService(Protocol):
-    """The part of the metadata service that knows how calls go."""
-
-    def of(self, queue: QueueDefinition) -> PushState: ...
 
 
 class PushMetadata(Protocol):
@@ -73,6 +68,7 @@ class PushAdmin:
             name=queue.name,
             endpoint=shown_endpoint(queue.push_endpoint) or None,
             state=self._metadata.push_states.of(queue) if queue.push_endpoint else None,
+            calls_per_minute=self._metadata.push_states.calls_per_minute(queue),
             format=queue.push_format,
             batch_size=queue.push_batch_size,
             concurrency_max=queue.push_concurrency_max,
