@@ -19,6 +19,7 @@ from quaymaster.coordination.stores.sqlite import SQLiteCoordination
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.values.formats import FORMAT_MAX
 from quaymaster.core.values.records import Record, encode_batch
+from quaymaster.node.data.stores import mark_files
 
 from .support import Client, contents, refused_start
 
@@ -53,7 +54,7 @@ def write_newer_record(data: Path) -> None:
 
 def write_newer_definition(data: Path) -> None:
     async def write() -> None:
-        store = await SQLiteCoordination.open(data / "metadata.sqlite", mark=data / "journals" / "store.mark")
+        store = await SQLiteCoordination.open(data / "metadata.sqlite", marks=mark_files(data))
         await store.transaction([], [Put("/queues/000000000000/newer", b"\x09")])
         await store.close()
 

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import os
 import shutil
+import signal
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from harness.forked_programs import run_program
+from harness.load import SQSConnection
+from harness.operators import operate
 from harness.process import SOCKETS, QuaymasterProcess
+
+from quaymaster.node.data.stores import mark_files
 
 from .support import Client, bodies, refused_start, running
 
@@ -221,4 +229,148 @@ def test_a_running_server_is_not_forced(server: QuaymasterProcess, tmp_path: Pat
         refused = command("force-start", "--data", str(tmp_path / "data"), "--yes")
 
         assert refused.returncode == 1, refused
+        check_all_there(server)
+
+
+def lists_queues_with(process: QuaymasterProcess, key: dict[str, str]) -> int:
+    """Return the status of a call that is signed with a key."""
+    own = process.env()._replace(
+        access_key_id=key["access_key_id"], secret_access_key=key["secret_access_key"]
+    )
+    with closing(SQSConnection(own, process.listen_port)) as connection:
+        return connection.call("ListQueues", {}).status
+
+
+def metadata_files(data: Path) -> list[Path]:
+    return [data / f"metadata.sqlite{suffix}" for suffix in ("", "-wal", "-shm")]
+
+
+def keep(files: Iterable[Path], kept: Path) -> None:
+    kept.mkdir()
+    for file in files:
+        if file.exists():
+            shutil.copy(file, kept)
+
+
+def put_back(files: Iterable[Path], kept: Path) -> None:
+    """Replace files by what was kept of them; those of which nothing was kept are removed."""
+    for file in files:
+        file.unlink(missing_ok=True)
+        if (kept / file.name).exists():
+            shutil.copy(kept / file.name, file)
+
+
+@pytest.fixture
+def deleted_key(server: QuaymasterProcess, tmp_path: Path) -> dict[str, str]:
+    """A key that was deleted in the run that made it; `older` has metadata and mark from before, as one copy."""
+    data = tmp_path / "data"
+    with running(server):
+        made: dict[str, str] = operate(server, "POST", "keys", {})
+        os.kill(server.pid, signal.SIGSTOP)  # so that the copy is of one moment
+        try:
+            keep([*metadata_files(data), mark_files(data)[0]], tmp_path / "older")
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        operate(server, "DELETE", f"keys/{made['access_key_id']}")
+        assert lists_queues_with(server, made) == 403
+        server.stop()
+    return made
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_metadata_and_its_mark_that_are_both_put_back_are_refused_until_an_operator_decides(
+    server: QuaymasterProcess, deleted_key: dict[str, str], tmp_path: Path, workers: int
+) -> None:
+    data = tmp_path / "data"
+    if workers:
+        server.settings["workers"] = str(workers)
+    put_back([*metadata_files(data), mark_files(data)[0]], tmp_path / "older")
+
+    for _ in range(2):
+        log = refused_start(server)
+        assert f"{data / 'metadata.sqlite'} went back: it is at revision" in log
+        assert f"were answered, as {mark_files(data)[1]} says" in log
+        assert "decide so with `quaymaster force-start`" in log
+
+    decided = command("force-start", "--data", str(data), "--yes")
+    assert decided.returncode == 0, decided
+    with running(server):
+        assert lists_queues_with(server, deleted_key) == 200
+        check_all_there(server)
+        operate(server, "DELETE", f"keys/{deleted_key['access_key_id']}")
+        server.restart()  # both are of one moment again
+        assert lists_queues_with(server, deleted_key) == 403
+
+
+def test_metadata_put_back_without_its_mark_is_refused_by_either_mark(
+    server: QuaymasterProcess, deleted_key: dict[str, str], tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    put_back(metadata_files(data), tmp_path / "older")
+    for mark in mark_files(data):
+        log = refused_start(server)
+        assert f"were answered, as {mark} says" in log
+        assert "force-start" in log
+        mark.rename(tmp_path / f"without-{mark.parent.name}")
+
+
+def test_marks_that_are_older_than_the_metadata_are_written_again(
+    server: QuaymasterProcess, deleted_key: dict[str, str], tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    older, mark = mark_files(data)[0], mark_files(data)[1]
+    newest = mark.read_bytes()
+    put_back([older], tmp_path / "older")
+    shutil.copy(older, mark)
+    with running(server):
+        assert lists_queues_with(server, deleted_key) == 403
+        check_all_there(server)
+        server.stop()
+
+    assert mark.read_bytes() == older.read_bytes()
+    mark.write_bytes(newest)
+    with running(server):
+        assert lists_queues_with(server, deleted_key) == 403
+
+
+KILLED_AT_MARK = """
+import os, signal, sqlite3
+real = os.pwrite
+def pwrite(fd, data, position):
+    if os.path.exists({switch!r}) and os.readlink(f"/proc/self/fd/{{fd}}") == {mark!r}:
+        with open({switch!r}) as switch:
+            key = "%" + switch.read() + "%"
+        store = sqlite3.connect({store!r})
+        found = store.execute("SELECT 1 FROM kv WHERE key LIKE ? AND value IS NOT NULL", (key,)).fetchone()
+        store.close()
+        if found is None:  # not at the mark of another change
+            os.kill(os.getpid(), signal.SIGKILL)
+    return real(fd, data, position)
+os.pwrite = pwrite
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the names of open files come from /proc")
+@pytest.mark.parametrize("number", [0, 1], ids=["store.mark", "0/store.mark"])
+def test_a_server_killed_between_a_change_and_a_mark_starts_and_has_the_change(
+    server: QuaymasterProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    switch, patches = tmp_path / "kills", tmp_path / "patches"
+    patches.mkdir()
+    mark, store = mark_files(tmp_path / "data")[number], tmp_path / "data" / "metadata.sqlite"
+    patch = KILLED_AT_MARK.format(switch=str(switch), mark=str(mark), store=str(store))
+    (patches / "sitecustomize.py").write_text(patch)
+    monkeypatch.setenv("PYTHONPATH", f"{patches}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    with running(server):
+        made: dict[str, str] = operate(server, "POST", "keys", {})
+        (tmp_path / "key").write_text(made["access_key_id"])
+        (tmp_path / "key").rename(switch)
+        with pytest.raises(http.client.RemoteDisconnected):
+            operate(server, "DELETE", f"keys/{made['access_key_id']}")
+        assert server.ended_with() == -signal.SIGKILL
+        switch.unlink()
+
+        server.start()
+
+        assert lists_queues_with(server, made) == 403
         check_all_there(server)

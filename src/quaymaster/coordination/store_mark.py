@@ -1,17 +1,21 @@
 """How far a store had come, written down outside of it: so that one that went back is noticed.
 
     <data>/journals/store.mark     two slots of 4,096 bytes, written in turn; the newest one that is whole counts
+    <data>/journals/0/store.mark   the same, in the directory of the journal that every server has
     slot                           version u8 · magic "QMM" · store id 16 · revision u64 · sum of the rows u64 · crc u32
 
-A change is answered once the mark names its revision. A store with a lower one has lost changes that somebody was told
-of: a file of it was removed, damaged or replaced by an older copy.
+A change is answered once both name its revision. A store with a lower one has lost changes that somebody was told of: a
+file of it was removed, damaged or replaced by an older copy. An older copy may come with the mark of its time; the
+journal's stays, for who puts back metadata does not put back the messages.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import struct
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -110,17 +114,50 @@ class StoreMark:
         return Mark(store_id, revision, row_sum)
 
 
-def why_went_back(path: Path, mark: Mark | None, found: Mark) -> str | None:
-    """Return why a store is not what the mark says it was, None when it is, or has come further."""
-    if mark is None:
-        return None
-    if found.store_id != mark.store_id and found.revision:
-        return f"{path} is not the store that this data directory was served with: it has another id"
-    if found.revision < mark.revision:
-        return (
-            f"{path} went back: it is at revision {found.revision}, and changes up to revision {mark.revision} were "
-            "answered. It was replaced by an older copy, or its log (-wal) was removed or damaged"
-        )
-    if found.revision == mark.revision and found.row_sum != mark.row_sum:
-        return f"{path} has other rows at revision {found.revision} than it had when that was answered"
+class StoreMarks:
+    """The mark of one store, the same in several files. One thread; calls block."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._marks = {path: StoreMark(path) for path in paths}
+        self._unopened = dict(self._marks)
+
+    def open(self) -> dict[Path, Mark]:
+        """Return what each file says that can be read; nothing is made in a directory that is not there yet."""
+        found = {path: mark.open() for path, mark in self._marks.items() if path.parent.is_dir()}
+        self._unopened = {path: mark for path, mark in self._marks.items() if path not in found}
+        return {path: moment for path, moment in found.items() if moment is not None}
+
+    def write(self, moment: Mark) -> None:
+        """Return once all files name a moment durably; raises as `StoreMark.write`."""
+        for path, mark in self._unopened.items():
+            with contextlib.suppress(FileExistsError):
+                path.parent.mkdir(0o700)
+                fsync_directory(path.parent.parent)
+            mark.open()
+        self._unopened = {}
+        for mark in self._marks.values():
+            mark.write(moment)
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for mark in self._marks.values():
+            mark.close()
+
+
+def why_went_back(path: Path, marks: Mapping[Path, Mark], found: Mark) -> str | None:
+    """Return why a store is not what one of the marks says it was, None when it is, or has come further."""
+    for place, mark in marks.items():
+        if found.store_id != mark.store_id and found.revision:
+            return f"{path} is not the store that this data directory was served with: {place} has another id than it"
+        if found.revision < mark.revision:
+            return (
+                f"{path} went back: it is at revision {found.revision}, and changes up to revision {mark.revision} "
+                f"were answered, as {place} says. It was replaced by an older copy, or its log (-wal) was removed or "
+                "damaged"
+            )
+        if found.revision == mark.revision and found.row_sum != mark.row_sum:
+            return (
+                f"{path} has other rows at revision {found.revision} than it had when that was answered, as {place} "
+                "says"
+            )
     return None

@@ -176,7 +176,7 @@ def test_the_mark_names_what_another_connection_changed(tmp_path: Path) -> None:
     path, mark = tmp_path / "metadata.sqlite", tmp_path / "store.mark"
 
     async def scenario() -> None:
-        server = await SQLiteCoordination.open(path, mark=mark, poll_ms=10)
+        server = await SQLiteCoordination.open(path, marks=[mark], poll_ms=10)
         worker = await SQLiteCoordination.open(path)
         first = asyncio.create_task(first_events(server))
         revision = await worker.compare_and_swap("a", ABSENT, b"1")
@@ -512,7 +512,7 @@ def test_a_store_that_went_back_or_was_changed_is_refused(tmp_path: Path) -> Non
     path, older, mark = tmp_path / "metadata.sqlite", tmp_path / "older", tmp_path / "store.mark"
 
     async def write(key: str) -> None:
-        store = await SQLiteCoordination.open(path, mark=mark)
+        store = await SQLiteCoordination.open(path, marks=[mark])
         await store.compare_and_swap(key, ABSENT, b"1")
         await store.close()
 
@@ -525,7 +525,7 @@ def test_a_store_that_went_back_or_was_changed_is_refused(tmp_path: Path) -> Non
         with pytest.raises(
             StoreUnusable, match=r"went back: it is at revision 1, .* up to revision 2 .*force-start"
         ):
-            await SQLiteCoordination.open(path, mark=mark)
+            await SQLiteCoordination.open(path, marks=[mark])
 
         # Another history that came as far is no better, nor is another store.
         connection = sqlite3.connect(path)
@@ -534,19 +534,62 @@ def test_a_store_that_went_back_or_was_changed_is_refused(tmp_path: Path) -> Non
         await changed.compare_and_swap("other", ABSENT, b"1")
         await changed.close()
         with pytest.raises(StoreUnusable, match="other rows at revision 2"):
-            await SQLiteCoordination.open(path, mark=mark)
+            await SQLiteCoordination.open(path, marks=[mark])
         path.unlink()
         other = await SQLiteCoordination.open(path)
         await other.compare_and_swap("a", ABSENT, b"1")
         await other.close()
         with pytest.raises(StoreUnusable, match="not the store that this data directory was served with"):
-            await SQLiteCoordination.open(path, mark=mark)
+            await SQLiteCoordination.open(path, marks=[mark])
         path.unlink()
         with pytest.raises(StoreUnusable, match="is missing"):
-            await SQLiteCoordination.open(path, mark=mark)
+            await SQLiteCoordination.open(path, marks=[mark])
         assert not path.exists()
 
     run(scenario)
+
+
+def test_a_store_that_went_back_together_with_one_of_its_marks_is_refused_by_the_other(
+    tmp_path: Path,
+) -> None:
+    path, marks = tmp_path / "metadata.sqlite", (tmp_path / "store.mark", tmp_path / "0" / "store.mark")
+
+    async def write(key: str) -> None:
+        store = await SQLiteCoordination.open(path, marks=marks)
+        await store.compare_and_swap(key, ABSENT, b"1")
+        await store.close()
+
+    def put_back(*files: Path) -> None:
+        for file in files:
+            shutil.copy(tmp_path / f"{file.parent.name}.older.{file.name}", file)
+
+    async def scenario() -> None:
+        await write("a")
+        for file in (path, *marks):
+            shutil.copy(file, tmp_path / f"{file.parent.name}.older.{file.name}")
+        await write("b")
+        for going_back, witness in ((marks[0], marks[1]), (marks[1], marks[0])):
+            kept = [(file, file.read_bytes()) for file in (path, going_back)]
+            put_back(path, going_back)
+            with pytest.raises(StoreUnusable, match=rf"up to revision 2 were answered, as {witness} says"):
+                await SQLiteCoordination.open(path, marks=marks)
+            for file, data in kept:
+                file.write_bytes(data)
+
+        put_back(*marks)  # a server that was killed before they were written has such marks
+        await write("c")
+
+        assert {mark.parent: revision_of(mark) for mark in marks} == {mark.parent: 3 for mark in marks}
+
+    run(scenario)
+
+
+def revision_of(path: Path) -> int:
+    mark = StoreMark(path)
+    found = mark.open()
+    mark.close()
+    assert found is not None
+    return found.revision
 
 
 def test_a_mark_is_as_good_as_its_newest_whole_slot(tmp_path: Path) -> None:
@@ -613,7 +656,7 @@ def test_a_store_of_the_schema_without_sums_is_brought_up(tmp_path: Path) -> Non
 
     async def scenario() -> None:
         for _ in range(2):
-            store = await SQLiteCoordination.open(path, mark=tmp_path / "store.mark")
+            store = await SQLiteCoordination.open(path, marks=[tmp_path / "store.mark"])
             assert await store.get("a") == KeyValue("a", b"1", 1)
             await store.close()
 
@@ -650,7 +693,7 @@ def test_a_mark_that_cannot_be_written_stops_the_store(
     async def scenario() -> None:
         told: list[Exception] = []
         store = await SQLiteCoordination.open(
-            tmp_path / "metadata.sqlite", mark=tmp_path / "store.mark", on_stopped=told.append
+            tmp_path / "metadata.sqlite", marks=[tmp_path / "store.mark"], on_stopped=told.append
         )
 
         def fail(mark: StoreMark, moment: Mark) -> None:
@@ -684,7 +727,7 @@ def test_a_mark_that_finds_no_room_is_written_when_there_is_some_and_nothing_is_
 
     async def scenario() -> None:
         nonlocal is_full
-        store = await SQLiteCoordination.open(path, mark=mark, on_stopped=told.append, poll_ms=10)
+        store = await SQLiteCoordination.open(path, marks=[mark], on_stopped=told.append, poll_ms=10)
         revision = await store.compare_and_swap("a", ABSENT, b"1")
         watching = asyncio.create_task(first_events(store, revision))
         for _ in range(2):  # before the second one is answered, the watch has read all there is

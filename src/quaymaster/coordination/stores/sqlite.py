@@ -24,7 +24,7 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -49,7 +49,7 @@ from quaymaster.coordination.interface import (
     check_transaction,
     prefix_end,
 )
-from quaymaster.coordination.store_mark import DECIDE, SLOTS, Mark, NoRoomForMark, StoreMark, why_went_back
+from quaymaster.coordination.store_mark import DECIDE, SLOTS, Mark, NoRoomForMark, StoreMarks, why_went_back
 from quaymaster.coordination.stores.sqlite_file import (
     add_to_sum,
     as_unusable,
@@ -100,13 +100,14 @@ class SQLiteCoordination(Coordination):
         self,
         path: Path,
         now_ms: Callable[[], int],
-        mark: Path | None,
+        marks: Sequence[Path],
         on_stopped: Callable[[Exception], None] | None,
         poll_ms: int,
     ) -> None:
         self._path = path
         self._poll_ms = poll_ms
-        self._mark_path = mark
+        self._mark_paths = marks
+        self._mark_names = " and ".join(map(str, marks))
         self._on_stopped = on_stopped
         self._now_ms = now_ms
         self._loop = asyncio.get_running_loop()
@@ -122,7 +123,7 @@ class SQLiteCoordination(Coordination):
         self._tombstones = 0
         self._next_expiry_ms: int | None = None
         self._revision_before = 0
-        self._mark: StoreMark | None = None
+        self._marks: StoreMarks | None = None
         self._is_mark_behind = False
         """Whether something was committed that the mark does not name, as there was no room for it."""
         opened: asyncio.Future[None] = self._loop.create_future()
@@ -135,18 +136,18 @@ class SQLiteCoordination(Coordination):
         path: Path,
         *,
         now_ms: Callable[[], int] = wall_clock_ms,
-        mark: Path | None = None,
+        marks: Sequence[Path] = (),
         on_stopped: Callable[[Exception], None] | None = None,
         poll_ms: int = POLL_MS,
     ) -> SQLiteCoordination:
         """Open the file, made with mode 0600 if absent; StoreUnusable says why it cannot be used.
 
-        `mark`: where it is written down how far the store has come (`coordination/store_mark`).
+        `marks`: the files in which it is written down how far the store has come (`coordination/store_mark`).
         `on_stopped`: is told once, on this event loop, that the store does nothing more until it is opened again, and
         why; every call raises the same CoordinationUnavailable from then on. Never after `close`.
         `poll_ms`: so often it looks whether other processes have changed something.
         """
-        store = cls(path, now_ms, mark, on_stopped, poll_ms)
+        store = cls(path, now_ms, marks, on_stopped, poll_ms)
         store._thread.start()
         try:
             await store._opened
@@ -342,31 +343,32 @@ class SQLiteCoordination(Coordination):
                 pass
         finally:
             connection.close()
-            if self._mark is not None:
-                self._mark.close()
+            if self._marks is not None:
+                self._marks.close()
 
     def _open(self) -> sqlite3.Connection:
-        if self._mark_path is not None:
-            self._mark = StoreMark(self._mark_path)
-            known = self._mark.open()
-            if known is not None:
+        if self._mark_paths:
+            self._marks = StoreMarks(self._mark_paths)
+            known = self._marks.open()
+            if known:
                 self._compare(known)
         connection = open_connection(self._path)
-        if self._mark is not None:
+        if self._marks is not None:
             mark = current_mark(connection)
-            if known is None and mark.revision:
-                log.warning("store mark written again path=%s revision=%d", self._mark_path, mark.revision)
+            if not known and mark.revision:
+                log.warning("store mark written again path=%s revision=%d", self._mark_names, mark.revision)
             for _ in range(SLOTS):  # one may be damaged
-                self._mark.write(mark)
+                self._marks.write(mark)
         self._load_thread_state(connection)
         return connection
 
-    def _compare(self, known: Mark) -> None:
-        """Refuse a file that is not what the mark says; StoreUnusable."""
+    def _compare(self, known: Mapping[Path, Mark]) -> None:
+        """Refuse a file that is not what the marks say; StoreUnusable."""
         if not self._path.exists():
+            place, mark = max(known.items(), key=lambda entry: entry[1].revision)
             raise StoreUnusable(
-                f"{self._path} is missing, and {self._mark_path} says that changes up to revision "
-                f"{known.revision} were answered. {DECIDE}."
+                f"{self._path} is missing, and {place} says that changes up to revision {mark.revision} were "
+                f"answered. {DECIDE}."
             )
         reason = why_went_back(self._path, known, peek_mark(self._path))
         if reason is not None:
@@ -443,24 +445,26 @@ class SQLiteCoordination(Coordination):
             return results, True
 
     def _write_mark(self, connection: sqlite3.Connection) -> str | None:
-        """Let the mark name the store's revision; why it does not, and nothing may be told of that one, else None."""
-        if self._mark is None:
+        """Let the marks name the store's revision; why they do not, and nothing may be told of that one, else None."""
+        if self._marks is None:
             return None
         try:
             mark = current_mark(connection)
             if self._is_mark_behind or mark.revision != self._revision_before:
-                self._mark.write(mark)
+                self._marks.write(mark)
         except (OSError, sqlite3.Error) as error:
             if not self._is_mark_behind:
-                log.error("store mark not written path=%s error=%s", self._mark_path, error)
+                log.error("store mark not written path=%s error=%s", self._mark_names, error)
             if isinstance(error, NoRoomForMark):
                 self._is_mark_behind = True
-                return f"The metadata store waits for room on the disk for {self._mark_path}."
-            reason = f"The metadata store stopped: {self._mark_path} cannot be written ({error}). Restart it."
+                return f"The metadata store waits for room on the disk for {self._mark_names}."
+            reason = (
+                f"The metadata store stopped: {self._mark_names} cannot be written ({error}). Restart it."
+            )
             self._stop(reason, error)
             return reason
         if self._is_mark_behind:
-            log.info("store mark written again path=%s revision=%d", self._mark_path, mark.revision)
+            log.info("store mark written again path=%s revision=%d", self._mark_names, mark.revision)
             self._is_mark_behind = False
         return None
 

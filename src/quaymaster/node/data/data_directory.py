@@ -10,7 +10,7 @@ one.
 The first start of a server with its own store creates things in this order, so that a directory that has lost both
 metadata and journals differs from one whose first start was killed:
 
-    lock ─▶ journals/ ─▶ format ─▶ journals/store.mark, empty ─▶ metadata.sqlite ─▶ the rest
+    lock ─▶ journals/ ─▶ format ─▶ journals/store.mark, empty ─▶ metadata.sqlite ─▶ journals/0/store.mark ─▶ the rest
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from quaymaster.broker.storage.disk import RealDisk, write_file_durably
 from quaymaster.broker.storage.journal_state import RESTORED_NAME
 from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.noted_acts import NotedAct, decode_act, encode_act, note_act
-from quaymaster.coordination.store_mark import DECIDE, MARK_FILE
+from quaymaster.coordination.store_mark import DECIDE
 from quaymaster.coordination.store_witness import WITNESS_FILE
 from quaymaster.core.values.partition_tables import awaited_journals
 from quaymaster.core.values.queues.queue_definitions import QueueDefinition, decode_queue_definition
@@ -29,7 +29,7 @@ from quaymaster.metadata.queues.queues import Queues
 from quaymaster.metadata.store.rows import DELETED, PENDING, QUEUES, DeletedRow, PendingRow, row_decoder
 from quaymaster.monitoring.logs import log_event
 from quaymaster.node.data.contradictions import DataContradicts, is_to_settle
-from quaymaster.node.data.stores import JOURNALS_DIRECTORY
+from quaymaster.node.data.stores import mark_files
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,8 @@ def force_settling(data: Path, act: NotedAct) -> None:
     The act is in the file that lets it: the one is there if the other is.
     """
     write_file_durably(RealDisk(), str(data), RESTORED_NAME, encode_act(act))
-    (data / JOURNALS_DIRECTORY / MARK_FILE).unlink(missing_ok=True)
+    for path in mark_files(data):
+        path.unlink(missing_ok=True)
     (data / WITNESS_FILE).unlink(missing_ok=True)
 
 

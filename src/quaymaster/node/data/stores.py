@@ -26,6 +26,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from quaymaster.broker.own_journals import FIRST_JOURNAL
 from quaymaster.broker.storage.disk import RealDisk, write_file_durably
 from quaymaster.coordination.interface import (
     ABSENT,
@@ -99,10 +100,9 @@ async def open_store(
                 f"the queues and keys of {data} are in etcd, as there is a file {ETCD_FILE!r}, which "
                 f"{_tell(begun_with)}, and coordination is 'sqlite'; set coordination = 'etcd', and etcd_endpoints"
             )
-        mark = data / JOURNALS_DIRECTORY / MARK_FILE
-        await loop.run_in_executor(None, RealDisk().make_directory, str(mark.parent))
+        await loop.run_in_executor(None, RealDisk().make_directory, str(data / JOURNALS_DIRECTORY))
         return await SQLiteCoordination.open(
-            data / SQLITE_FILE, mark=mark, on_stopped=on_stopped, poll_ms=poll_ms
+            data / SQLITE_FILE, marks=mark_files(data), on_stopped=on_stopped, poll_ms=poll_ms
         )
     store = open_etcd(settings)
     try:
@@ -112,6 +112,12 @@ async def open_store(
         await store.close()
         raise
     return store
+
+
+def mark_files(data: Path) -> tuple[Path, ...]:
+    """Return the files that say how far `metadata.sqlite` has come; the second one is the first journal's."""
+    journals = data / JOURNALS_DIRECTORY
+    return journals / MARK_FILE, journals / str(FIRST_JOURNAL) / MARK_FILE
 
 
 def open_etcd(settings: Settings) -> EtcdCoordination:
