@@ -22,6 +22,7 @@ from quaymaster.broker.replica.clock import wall_ms
 from quaymaster.coordination.interface import Coordination, StoreUnusable
 from quaymaster.coordination.sign_in_links import SignInLinks
 from quaymaster.coordination.store_witness import StoreWitness
+from quaymaster.coordination.stores.sqlite import SQLiteCoordination
 from quaymaster.coordination.timed import coordination_histograms
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.frontend.admin.admin import make_admin
@@ -34,6 +35,7 @@ from quaymaster.metadata.store.rows import QueueRows
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.routing.queue_metrics_client import OneLeader
 from quaymaster.net.rpc import RPCServer
+from quaymaster.node.cell.membership import wait_while_starting
 from quaymaster.node.cell.transport import BROKER_ROLE, rpc_limits
 from quaymaster.node.children.console_child import choose_console_port, prepare_console
 from quaymaster.node.consoles import console_of_server
@@ -79,7 +81,8 @@ async def start_server(node: Node) -> None:
     store = await open_store(settings, data, on_stopped=node.fail, takes_any_store=takes_all)
     stack.push_async_callback(store.close)
     node.metrics.add_histograms(lambda: coordination_histograms(store))
-    if settings.coordination == "etcd":
+    if not isinstance(store, SQLiteCoordination):
+        wait_while_starting(node, store)
         await _watch_etcd(node, store)
     options = metadata_options(settings)
     journals = await list_journals(data / JOURNALS_DIRECTORY, store)

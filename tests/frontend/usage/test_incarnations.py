@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,12 +13,14 @@ from harness.waiting import PATIENCE_S
 from frontend.support import FakeBroker, until
 from frontend.usage.test_usage_feed import Running, cell_of_one, on_a_loop, running, shipped
 from quaymaster.coordination.counted_time import COUNTED_AT_ONCE_MAX_MS, COUNTED_TIME, read_counted
-from quaymaster.coordination.interface import Put
+from quaymaster.coordination.interface import Compare, OutcomeUnknown, Put
 from quaymaster.coordination.number_rows import encode_number
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.errors import InvalidParameterValue, NotNow, UnsupportedOperation
+from quaymaster.frontend.usage import incarnations as incarnations_module
 from quaymaster.frontend.usage.incarnations import (
     INCARNATIONS,
+    UNKNOWN_MAX,
     FrontEndIncarnations,
     Incarnation,
     may_be_gone,
@@ -256,3 +259,49 @@ def rows_of(blocks: list[UsageBlock]) -> dict[int, int]:
         if block.header.rows:
             rows[block.header.incarnation] = rows.get(block.header.incarnation, 0) + block.header.rows
     return rows
+
+
+class LosingAnswers(MemoryCoordination):
+    """A store that makes changes, or does not, and answers none of the first ones."""
+
+    def __init__(self, *made: bool) -> None:
+        super().__init__()
+        self._made = list(made)
+
+    async def transaction(
+        self, compares: Sequence[Compare], puts: Sequence[Put] = (), deletes: Sequence[str] = ()
+    ) -> int:
+        if not self._made:
+            return await super().transaction(compares, puts, deletes)
+        if self._made.pop(0):
+            await super().transaction(compares, puts, deletes)
+        raise OutcomeUnknown
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incarnations_module, "UNKNOWN_RETRY_S", 0)
+
+
+@pytest.mark.usefixtures("no_pauses")
+@pytest.mark.parametrize("made", [(True,), (False,), (False, True), (False, False, False)])
+def test_a_claim_whose_answer_is_lost_is_claimed_once(made: tuple[bool, ...]) -> None:
+    async def scenario() -> None:
+        clock = Clock()
+        incarnations = FrontEndIncarnations(LosingAnswers(*made), now_us=clock)
+
+        number, last = await incarnations.claim("one", after=0)
+
+        assert last is None
+        assert (await incarnations.rows())["one"].number == number == clock() // 1_000_000
+        assert (await incarnations.claim("one", after=0))[1] == number
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_a_claim_that_is_never_answered_ends() -> None:
+    incarnations = FrontEndIncarnations(LosingAnswers(*[False] * UNKNOWN_MAX), now_us=Clock())
+
+    with pytest.raises(OutcomeUnknown):
+        asyncio.run(incarnations.claim("one", after=0))

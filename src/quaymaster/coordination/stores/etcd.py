@@ -27,7 +27,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -55,6 +55,7 @@ from quaymaster.coordination.interface import (
     prefix_end,
     transaction_bytes,
 )
+from quaymaster.coordination.start_patience import StartPatience
 from quaymaster.coordination.store_witness import with_generation
 from quaymaster.coordination.stores.etcd_gateway import (
     NOT_FOUND,
@@ -186,6 +187,8 @@ class EtcdCoordination(Coordination):
         self._gateway = EtcdGateway(access, timeout_ms=timeout_ms, probe_key=self._root)
         self._timeout_s = timeout_ms / 1000
         self._is_counted = is_counted
+        self.patience: StartPatience | None = None
+        """Of the process that uses the store, while it starts."""
         self._closing = asyncio.Event()
         self._calls = 0
         self._idle = asyncio.Event()
@@ -360,6 +363,26 @@ class EtcdCoordination(Coordination):
         changes: bool = False,
         repeatable: bool = True,
         check: Callable[[T], str | None] = lambda reply: None,
+    ) -> T:
+        def call() -> Awaitable[T]:
+            return self._call_once(
+                path, request, reply_type, changes=changes, repeatable=repeatable, check=check
+            )
+
+        return await (call() if self.patience is None else self.patience.call(call, self._is_asked))
+
+    def _is_asked(self) -> bool:
+        return self.why_refused is None and not self._closing.is_set()
+
+    async def _call_once(
+        self,
+        path: str,
+        request: object,
+        reply_type: type[T],
+        *,
+        changes: bool,
+        repeatable: bool,
+        check: Callable[[T], str | None],
     ) -> T:
         self._check_open()
         self._calls += 1

@@ -14,6 +14,7 @@ that is a day ahead must not end the incarnations of all others. Rows of program
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
@@ -21,7 +22,13 @@ from typing import Final
 import msgspec
 
 from quaymaster.coordination.counted_time import begin_counting, read_counted
-from quaymaster.coordination.interface import ABSENT, Compare, Coordination, RevisionMismatch
+from quaymaster.coordination.interface import (
+    ABSENT,
+    Compare,
+    Coordination,
+    OutcomeUnknown,
+    RevisionMismatch,
+)
 from quaymaster.core.values.errors import InvalidParameterValue, UnsupportedOperation
 from quaymaster.protocol.usage.usage_blocks import BlockEnd, BlockOrigin, EncodedBlock, Seal, encode_block
 from quaymaster.protocol.usage.usage_rows import NO_ROWS
@@ -31,6 +38,9 @@ INCARNATIONS: Final = "usage/front_ends/"
 RENEW_S: Final = 60.0
 ALIVE_MS: Final = 180_000
 """Who renewed within this is not gone."""
+UNKNOWN_MAX: Final = 8
+"""A claim ends with OutcomeUnknown when so many of its changes were not answered."""
+UNKNOWN_RETRY_S: Final = 0.25
 
 
 class Incarnation(msgspec.Struct, frozen=True):
@@ -62,16 +72,25 @@ class FrontEndIncarnations:
         It is larger than `after`, and at least the seconds since 1970: a store that was restored from a backup does
         not give one out again.
         """
+        tried: list[tuple[Incarnation, int | None]] = []
         while True:
             seen_ms = await read_counted(self._store)
             row, revision = await self._read(front_end)
+            for mine, before in tried:
+                if row == mine:  # written, although the answer was lost
+                    return mine.number, before
             now_us = self._now_us()
             last = None if row is None else row.number
             number = max(last or 0, after, now_us // 1_000_000 - 1) + 1
-            if await self._write(
-                front_end, revision, Incarnation(number, now_us, now_us, seen_counted_ms=seen_ms)
-            ):
-                return number, last
+            claimed = Incarnation(number, now_us, now_us, seen_counted_ms=seen_ms)
+            try:
+                if await self._write(front_end, revision, claimed):
+                    return number, last
+            except OutcomeUnknown:
+                tried.append((claimed, last))
+                if len(tried) == UNKNOWN_MAX:
+                    raise
+                await asyncio.sleep(UNKNOWN_RETRY_S)
 
     async def renew(self, front_end: str, number: int) -> bool:
         """Say that a front end runs. False when this is not its last incarnation any more: it must take another."""

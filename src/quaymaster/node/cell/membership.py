@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -16,6 +16,7 @@ from quaymaster import __version__
 from quaymaster.coordination.cell_format import CellMember
 from quaymaster.coordination.interface import Coordination, StoreUnusable
 from quaymaster.coordination.presence import LEASE_MS, SHORT_LEASE_MS, Presence, PresenceRow
+from quaymaster.coordination.start_patience import StartPatience
 from quaymaster.coordination.store_witness import StoreWitness
 from quaymaster.coordination.timed import coordination_histograms
 from quaymaster.core.cell.store_history import Verdict
@@ -33,6 +34,9 @@ from quaymaster.node.data.data_directory import raise_format_of
 from quaymaster.node.data.stores import DataWitness, open_etcd
 from quaymaster.node.node import Node
 from quaymaster.settings import Address
+
+if TYPE_CHECKING:
+    from quaymaster.coordination.stores.etcd import EtcdCoordination
 
 EVERYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 -- what they mean
 
@@ -56,6 +60,7 @@ async def join_cell(node: Node) -> Membership:
     """
     store = open_etcd(node.settings)
     node.stack.push_async_callback(store.close)
+    wait_while_starting(node, store)
     has_memory = node.role in (BROKER_ROLE, METADATA_ROLE)
     witness = StoreWitness(
         store,
@@ -110,6 +115,14 @@ async def look_again(node: Node, cell: Membership) -> None:
             await witness.look()
     if witness.problem is not None:
         on_store_problem(node, witness, StoreUnusable(witness.problem))
+
+
+def wait_while_starting(node: Node, store: EtcdCoordination) -> None:
+    """Have the start of a process wait for etcd, whatever part asks it; readiness then says so."""
+    patience = StartPatience()
+    store.patience = patience
+    node.health.add_check(lambda: patience.waits_for)
+    node.on_serving.append(patience.end)
 
 
 def own_address() -> str:
