@@ -34,7 +34,7 @@ class ServerIsUnavailable(QuaymasterError):
 
 
 class DataIsLost(QuaymasterError):
-    """Messages that were to be read are not there any more: trimmed, or their queue deleted or made anew."""
+    """Messages that were to be read are not there any more: trimmed, or their queue deleted or created again."""
 
 
 class GroupIsTaken(QuaymasterError):

@@ -7,8 +7,8 @@
     start_http_server(9400)
     spark.streams.addListener(LagListener({"queue": "orders", "endpointUrl": "http://127.0.0.1:9324"}))
 
-Messages are in each progress of a query, whoever asks. Bytes and seconds are not: with the options of the read the
-listener asks the server for the first message that waits, and for the size of those behind it.
+Messages are in each progress of a query, also without a listener. Bytes and seconds are not: with the options of the
+read the listener asks the server for the first message that waits, and for the size of those behind it.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 class Logs:
-    """The logs that a read's options name. Owned by the driver; each `describe` asks the server anew."""
+    """The logs that a read's options name. Owned by the driver; each `describe` asks the server again."""
 
     def __init__(self, client: Client, options: SourceOptions) -> None:
         self._client = client

@@ -4,7 +4,7 @@ What Spark keeps in its checkpoint, by partition of a queue the next offset to r
 
     {"version": 1, "81985529216486895/0": 4711, "81985529216486895/1": 12}
 
-A queue is named by its id, so that one made anew under an old name is not taken for the old one. Spark compares
+A queue is named by its id, so that one created again under an old name is not taken for the old one. Spark compares
 offsets as texts, so they are always rendered in one order. A partition enters with an empty range, at the offset
 where its reading begins: what a batch reads is therefore said whole by its two offsets, however often it is replayed.
 """

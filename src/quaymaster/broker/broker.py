@@ -181,7 +181,7 @@ class Broker:
                     await self._open_if_room(number)
 
     async def reopen(self, number: int) -> None:
-        """Open a replica anew, without what it could not write."""
+        """Open a replica again, without what it could not write."""
         log_event(log, logging.WARNING, "replica opened anew on a full disk", journal=number)
         with suppress(NotLeader):  # dropped meanwhile
             await self.exchange(number, lambda _: None)
@@ -201,7 +201,7 @@ class Broker:
     async def exchange(self, number: int, exchange: Callable[[JournalService], Exchanged]) -> Exchanged:
         """Close a replica, let `exchange` change its files on another thread, and open what is there then.
 
-        Whoever is cancelled meanwhile waits: half exchanged, a replica would be opened as a new and empty one.
+        A caller that is cancelled meanwhile waits: half exchanged, a replica would be opened as a new and empty one.
         """
         work = asyncio.get_running_loop().create_task(self._exchange(number, exchange))
         try:
@@ -258,7 +258,7 @@ class Broker:
         if (
             configuration is None
             or configuration.epoch < request.epoch
-            # An older one than it took part in: of a store that began anew, or was restored from a snapshot.
+            # An older one than it took part in: of a store that began again, or was restored from a snapshot.
             or configuration.epoch < journal.files.promised_epoch
             or not configuration.activated
             or request.member in (*configuration.members, *configuration.learners)

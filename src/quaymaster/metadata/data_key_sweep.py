@@ -210,5 +210,5 @@ class DataKeySweep:
         try:
             await self._mirror.transact(compares, puts, deletes)
         except RevisionMismatch as mismatch:
-            # A key was wrapped anew, or an account took another one: the next sweep looks at them.
+            # A key was wrapped again, or an account took another one: the next sweep looks at them.
             log_event(log, logging.INFO, "data keys changed meanwhile", key=mismatch.key)

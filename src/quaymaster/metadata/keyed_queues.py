@@ -1,4 +1,4 @@
-"""Queues for whoever has the master keys: a queue that is created gets a data key where it needs one.
+"""Queues where the master keys are: a queue that is created gets a data key where it needs one.
 
 What is secret of a queue's attributes is wrapped here. Metadata nodes, which have no master keys, never see it.
 """

@@ -41,7 +41,7 @@ CALLS_MAX: Final = 4_096
 MANAGER: Final = "manager"
 MANAGERS_MAY: Final = Greet | FindQueues | ChangePartitions
 CHANGE_MS_MIN: Final = 30_000
-"""How long a change may go on, whoever still waits for it."""
+"""How long a change may go on, whether or not somebody still waits for it."""
 
 
 class Caller(Protocol):

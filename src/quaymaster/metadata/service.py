@@ -1,4 +1,4 @@
-"""The metadata service: the one door to queues, accounts and keys, for whoever has the master keys.
+"""The metadata service: the one door to queues, accounts and keys, where the master keys are.
 
     service = MetadataService(registry, key_provider, options, now_ms=...)
     await service.start()                             # rows read, first account and keys made
@@ -270,7 +270,7 @@ class MetadataService:
         Raises:
             KeysUnusable: a master key is missing or damaged here.
             StoreUnusable: the store holds what this program cannot read, or is another account's or region's.
-            NotNow: the store, or whoever has its rows, cannot be reached.
+            NotNow: the store, or the node that has its rows, cannot be reached.
         """
         try:
             await self.registry.start()

@@ -198,7 +198,7 @@ METRICS: Final[dict[str, Declaration]] = {
         "Brokers not asked now because they did not answer: open circuit breakers.",
         is_of_cells=True,
     ),
-    # Calls between the processes of a cell, as whoever makes them sees them
+    # Calls between the processes of a cell, as their callers see them
     "quaymaster_rpc_calls_total": Declaration(
         "counter",
         "Calls to peers by the peer's role, method and result: OK, Cancelled (whoever asked waits no longer), or the "

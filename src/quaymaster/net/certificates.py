@@ -4,7 +4,7 @@ Public: `CertificateAuthority` (`create`, `open`, `issue`, `renew`, `list`), `Is
 `InvalidArgument`, `ROLES`.
 
     <ca>/            0700
-      ca.key         0600    the authority's key: whoever has it can be any node of the cell
+      ca.key         0600    the authority's key: its holder can be any node of the cell
       ca.crt                 its certificate
       console.key    0600    what consoles encrypt cookies with, once one of them has a certificate
       nodes/<node>/  0700    what goes to the node, as `tls_directory`

@@ -7,8 +7,8 @@
 `closed`: from where to where the stretch goes is fixed. `archived`: its file is verified and in the table. `expiring`:
 it may go from the log when the grace is over. `deleted`: the log has it no more.
 
-An entry is appended by compare-and-swap on its number: of two jobs that append the same one, one fails. Whoever makes
-the files fewer changes no entry: beside that, an append is tried again, and the other way round.
+An entry is appended by compare-and-swap on its number: of two jobs that append the same one, one fails. Merging
+files changes no entry: beside that, an append is tried again, and the other way round.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ SOURCE_ATTRIBUTE: Final = "replay.source"
 ATTRIBUTES_MAX: Final = 10
 MESSAGE_BYTES_MAX: Final = 1 << 20
 WATCHED_MESSAGES: Final = 100
-"""After so many messages whoever watches is told."""
+"""After so many messages those who watch are told."""
 COLUMNS: Final = ("queue", "partition", "offset", "key", "value", "message_id", "sender_id", "attributes")
 FILTER_FIELDS: Final = ("key", "body", "message_id", "sender_id")
 _FILTER: Final = re.compile(

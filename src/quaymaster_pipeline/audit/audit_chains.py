@@ -3,7 +3,7 @@
     event 7 ── record_hash ──▶ prev_hash of event 8 ── record_hash ──▶ prev_hash of event 9 ── record_hash = head
 
 An incarnation goes on from the one before, or from the anchor of what has expired; after a spool was lost it begins
-anew. That there were more events at the end is known from bronze.
+again. That there were more events at the end is known from bronze.
 """
 
 from __future__ import annotations

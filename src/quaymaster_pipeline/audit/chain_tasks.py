@@ -409,7 +409,7 @@ def tail_work(seen: SeenEvents, tails: Tails, groups: int) -> Callable[[str], It
 
 
 def _lost_spools(place: TablePlace, path: str) -> Iterator[Any]:
-    """Yield the incarnations of front ends that lost their spool, after which a chain begins anew."""
+    """Yield the incarnations of front ends that lost their spool, after which a chain begins again."""
     lost: set[tuple[str, int]] = set()
     for rows in read_row_groups(place, BLOCKS, path, ["front_end", "seal_epoch", "seal_reason"]):
         rows = rows.filter(pc.equal(rows.column("seal_reason"), "lost"))

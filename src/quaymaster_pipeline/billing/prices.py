@@ -8,7 +8,7 @@ classes share, and for each billing class its tiers. Usage is rated by day: vers
     version 2  [2026-11-15, ...)          ...
 
 A tier begins *above* a number of requests of its class in the month, the free ones counted: requests 1 to 100 B of the
-month are in the first. A change of prices within a month does not begin the count anew.
+month are in the first. A change of prices within a month does not begin the count again.
 """
 
 from __future__ import annotations

@@ -267,7 +267,7 @@ def _expired_hours(warehouse: Warehouse) -> ExpiredUsage:
 
 def _look(warehouse: Warehouse) -> SeenTables:
     """Look at each table once, so that what a table has, those looked at later have, too."""
-    # Opened anew, one after the other: what others opened before is of an earlier version.
+    # Opened again, one after the other: what others opened before is of an earlier version.
     tables = [
         Table(spec, warehouse.place(spec))
         for spec in (

@@ -246,7 +246,7 @@ def run_on(run: Run, upkeep: Upkeep) -> NoReturn:
     with Background() as background:
         keeping_up = background.start("upkeep", upkeep.turn)
         layers = background.start("refine", Refining(run, refining, upkeep, keeping_up).turn)
-        # Whoever was killed left a batch that only bronze has.
+        # A process that was killed left a batch that only bronze has.
         layers.ask()
         while True:
             began_s = time.monotonic()

@@ -159,7 +159,7 @@ def complete_closes(warehouse: Warehouse) -> None:
     """Add what belongs to a close to its tables, if a killed run left it to the commit of usage_daily alone.
 
     Raises:
-        BrokenTable: ops.closes has more closes, so usage_daily was made anew, or restored.
+        BrokenTable: ops.closes has more closes, so usage_daily was made again, or restored.
     """
     daily, closes = warehouse.table(USAGE_DAILY), warehouse.table(CLOSES)
     if closes.last_batch(APP) > daily.last_batch(APP):
@@ -169,7 +169,7 @@ def complete_closes(warehouse: Warehouse) -> None:
     if closes.last_batch(APP) > number:
         raise BrokenTable(
             f"the table {USAGE_DAILY.name} is broken: {CLOSES.name} has {closes.last_batch(APP) + 1} closes, and it "
-            f"has {number + 1}: it was made anew, or restored; {RESTORE}"
+            f"has {number + 1}: it was made again, or restored; {RESTORE}"
         )
     files, heads = noted_heads(daily), warehouse.table(CLOSE_HEADS)
     if files and heads.last_batch(APP) < number:
@@ -179,7 +179,7 @@ def complete_closes(warehouse: Warehouse) -> None:
 
 
 class DayCloser:
-    """Closes days as they become due, looking now and then: whoever waits for a front end need not ask every second."""
+    """Closes days as they become due, looking now and then: a wait for a front end need not ask every second."""
 
     LOOK_US: Final = 600_000_000
 

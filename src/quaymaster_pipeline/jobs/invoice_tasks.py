@@ -2,7 +2,7 @@
 
     daily rows of the month ──rate──▶ charges ─┐
     closed months with late rows ──rate again──┴─▶ lines, digest, head ──▶ files of gold.charges, adjustments, invoices
-    lines of accounts that are not made anew ────▶ the same files
+    lines of accounts that are not made again ───▶ the same files
 
 Everything is sorted by account and read as streams, so what a task holds depends on neither rows nor accounts.
 """
@@ -100,7 +100,7 @@ class InvoicePlan:
     daily: Files
     """Usage of the month."""
     replaced: Mapping[str, Files]
-    """Files of the month of charges, adjustments and invoices that are made anew, by table."""
+    """Files of the month of charges, adjustments and invoices that are made again, by table."""
     names: Files
     heads: Mapping[Month, Files]
     """Invoices of other months."""

@@ -388,7 +388,7 @@ def _late(
 
 
 def _replaced(warehouse: Warehouse, request: InvoiceRequest) -> dict[str, tuple[DataFile, ...]]:
-    """Return the files that are made anew: all that may have an account that is asked for.
+    """Return the files that are made again: all that may have an account that is asked for.
 
     Of gold.invoices also those of all accounts whose lines may be in these: lines without an invoice are not kept.
     """

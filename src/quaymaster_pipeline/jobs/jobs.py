@@ -181,7 +181,7 @@ class RefineJob:
         self.reload()
 
     def reload(self) -> None:
-        """Look at all tables anew, after another process was first with a commit."""
+        """Look at all tables again, after another process was first with a commit."""
         self.warehouse.refresh()
         self._covered_batch = partial_sums.last_whole_batch(self.warehouse)
         self.coverage: Coverage = coverage_of(self.warehouse, self._covered_batch, self._workers)
@@ -289,7 +289,7 @@ class Pipeline:
             SumsDiffer: a layer has a mistake; bronze took what there was, first.
         """
         summary = Summary()
-        # First: whoever was killed left a batch that only bronze has.
+        # First: a process that was killed left a batch that only bronze has.
         mistake = self.refine(summary)
         while self._bronze.take(summary):
             mistake = self.refine(summary)
@@ -319,15 +319,15 @@ def check_order(warehouse: Warehouse) -> None:
     """Return if each layer has at most the batches of the one before it.
 
     Raises:
-        BrokenTable: one has more, so the one before was made anew, or restored: what comes would be counted wrongly.
+        BrokenTable: one has more, so the one before was made again, or restored: what comes would be counted wrongly.
     """
     layers = [(BLOCKS, BRONZE), (USAGE_EVENTS, silver.APP), (USAGE_HOURLY, gold.APP)]
     lasts = [(spec.name, warehouse.table(spec).last_batch(app)) for spec, app in layers]
     for (before, had), (after, has) in itertools.pairwise(lasts):
         if has > had:
             raise BrokenTable(
-                f"the table {before} is broken: {after} has {has + 1} batches, and it has {had + 1}: it was made anew, "
-                f"restored, or the warehouse is of an earlier version; {RESTORE}, or move the warehouse away"
+                f"the table {before} is broken: {after} has {has + 1} batches, and it has {had + 1}: it was made "
+                f"again, restored, or the warehouse is of an earlier version; {RESTORE}, or move the warehouse away"
             )
 
 

@@ -76,7 +76,7 @@ class BlockSource(Protocol):
     def commit(self, positions: Mapping[int, int]) -> None:
         """Say that the tables have all blocks below these offsets, by partition.
 
-        Nothing is read by it: positions are in the tables. It is for whoever looks at how far behind readers are.
+        Nothing is read by it: positions are in the tables. It is for operators who look at how far behind readers are.
         """
 
 
@@ -92,7 +92,7 @@ class QueueFeed:
 
     @property
     def identity(self) -> str:
-        """The queue's id: a queue that was made anew under its name is another."""
+        """The queue's id: a queue that was created again under its name is another."""
         log = self._log or self._describe()
         return f"{QUEUE_FEED}{log.name}:{log.queue_id}"
 

@@ -50,7 +50,7 @@ def reason_of_store(error: object) -> str:
 def telling_store(uri: str, *, tells_missing: bool = False) -> Iterator[None]:
     """Raise StoreFails for what goes wrong with a store. A directory's errors pass, and so does FileNotFoundError.
 
-    Not if it `tells_missing`: to whoever writes, it means that there is no such bucket.
+    Not if it `tells_missing`: to a writer, it means that there is no such bucket.
     """
     try:
         yield

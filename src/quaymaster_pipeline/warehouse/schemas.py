@@ -412,7 +412,7 @@ QUEUES = TableSpec(
         ]
     ),
 )
-"""Which queue an id means, and when there was one: a row an id, so a queue made anew under its name is another row.
+"""Which queue an id means, and when there was one: a row an id, so a queue created again under its name is another row.
 Only `quaymaster_pipeline/jobs/queues` writes it; it is one file."""
 
 CLOSES = TableSpec(

@@ -1,4 +1,4 @@
-"""How far a long piece of work has come, for whoever watches it."""
+"""How far a long piece of work has come, for those who watch it."""
 
 from __future__ import annotations
 

@@ -505,7 +505,7 @@ class Warehouse:
 
     @contextlib.contextmanager
     def only_writer(self, lock_file: str, what: str) -> Iterator[None]:
-        """Hold one of the warehouse's locks while the block runs. `what` it does is for whoever comes second.
+        """Hold one of the warehouse's locks while the block runs. `what` it does is told to the next process.
 
         In an object store nothing is locked, nor in a file system without locks: there commits keep processes apart.
 

@@ -255,7 +255,7 @@ class BrokerService:
     async def _check_is_of_this_cell(self) -> None:
         """Refuse a store that knows of no journal while there are records here: it lost its data, or is another one.
 
-        A cell that began anew there would give the numbers of these journals and of their queues to others.
+        A cell that began again there would give the numbers of these journals and of their queues to others.
         """
         held = sorted(number for number, journal in self.journals.items() if journal.files.end_offset)
         if held and not (await self._coordination.list_prefix(JOURNALS, limit=1)).items:

@@ -67,7 +67,7 @@ class ConsumingReceives:
         self._put_back(command, [taken.sequence for taken in answer.taken])
 
     def close(self) -> None:
-        """Put nothing back any more: whoever leads next does."""
+        """Put nothing back any more: the next leader does."""
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()

@@ -203,7 +203,7 @@ class GroupQuestions:
             return
         partition, order, holds = found
         if holds is not asked.holds:
-            return  # a consumer group began anew since: the parent may have what was gone
+            return  # a consumer group was reset since: the parent may have what was gone
         freed = holds.answered(pair.parent, asked.groups, array("Q", outcome.gone), look=asked.look)
         order.release(freed, self._host.clock.time_ms())
         self._host.on_groups_answered(partition, is_any_free=bool(freed))

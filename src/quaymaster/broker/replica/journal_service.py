@@ -2,7 +2,8 @@
 
     open directory ─▶ load snapshot ─▶ recover journal ─▶ replay ─▶ follow, or lead when appointed
 
-Whoever put it here reads the journal's configuration from coordination, and carries its messages to the other replicas.
+The broker that put it here reads the journal's configuration from coordination, and carries its messages to the other
+replicas.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ COUNTED_AT_A_TIME = 5_000
 """Partitions whose messages are added up in one step."""
 ACTIVATION_RETRY_S = 0.2
 REBUILD_RETRY_S = 1.0
-"""Making the queues anew is tried again after so long on a full disk."""
+"""Rebuilding the queues is tried again after so long on a full disk."""
 BARRIER_TIMEOUT_S = 5.0
 BARRIER_LOOK_S = 0.002
 ANSWER_MS = 5_000
@@ -148,7 +149,7 @@ class Peers(OtherJournals, Protocol):
         """These members need a copy of the journal; `host.on_copied` when they have one."""
 
     def stuck(self, journal_id: int) -> None:
-        """The journal could not write what it took on a full disk: open it anew, without that."""
+        """The journal could not write what it took on a full disk: open it again, without that."""
 
     async def stretches(self, journal_id: int, start: int, end: int) -> list[list[Batch]]:
         """Return the batches between two offsets as other members have them, of each that has them."""
@@ -379,7 +380,7 @@ class JournalService:
 
     @property
     def member(self) -> str:
-        """The name that this copy has among the members: a copy that is formatted anew is another."""
+        """The name that this copy has among the members: a copy that is formatted again is another."""
         return f"{self._node_name}@{self.files.storage_id.hex()}"
 
     @property
@@ -474,11 +475,11 @@ class JournalService:
         )
 
     def start_rebuild(self) -> None:
-        """Make the queues anew as soon as the cut that made them worthless is carried out."""
+        """Rebuild the queues as soon as the cut that made them worthless is carried out."""
         self.host.after_writes(lambda: self._run(self._rebuild()))
 
     async def _rebuild(self) -> None:
-        """Make the queues anew, once. Each cut asks for it: one that was overtaken by another cut leaves it to that."""
+        """Rebuild the queues, once. Each cut asks for it: one that was overtaken by another cut leaves it to that."""
         async with self.snapshots.replaced() as replace:
             while not self.host.replica.is_ready:
                 try:

@@ -72,7 +72,7 @@ TICK_MS = 50
 TICK_LATE_MS = 200
 """After so long without, the process may have been stopped: the replica hears of it before it decides anything."""
 HELD_BACK_MAX_S = 1.0
-"""A replica that does not lead and could not write for so long is opened anew, without what it could not write."""
+"""A replica that does not lead and could not write for so long is opened again, without what it could not write."""
 DAMAGED_RETRY_S = 10.0
 READ_BYTES_MAX = 1 << 20
 """So much of the log is read from disk at once for a member that is behind."""
@@ -120,10 +120,10 @@ class ReplicaLinks(Protocol):
         """Return these records, which are damaged here, as other replicas have them, where they do."""
 
     def rebuild(self) -> None:
-        """The queues are worthless: make them anew from the files, then call `rebuilt`."""
+        """The queues are worthless: rebuild them from the files, then call `rebuilt`."""
 
     def stuck(self) -> None:
-        """The disk is full, and what this replica took from a leader cannot be written: open the journal anew."""
+        """The disk is full, and what this replica took from a leader cannot be written: open the journal again."""
 
     def leads(self, is_leading: bool) -> None:
         """This replica has begun to lead, or leads no longer."""
@@ -408,7 +408,7 @@ class ReplicaHost:
         self._feed(self.replica.log.end_transfer)
 
     def rebuilt(self, queues: QueueStates, applied_end: int, last_time_ms: int, truncations: int) -> None:
-        """The queues were made anew."""
+        """The queues were rebuilt."""
         self._feed(self.replica.on_rebuilt, queues, applied_end, last_time_ms, truncations)
 
     def after_writes(self, done: Callable[[], None]) -> None:
@@ -553,7 +553,7 @@ class ReplicaHost:
             self._feed(self.replica.on_activated, epoch)
 
     def stop(self, error: Exception) -> None:
-        """Stop for good: nothing more is decided, and whoever waits is told that the outcome is unknown."""
+        """Stop for good: nothing more is decided, and all that wait are told that the outcome is unknown."""
         if self.stopped is not None:
             return
         self.stopped = error

@@ -212,7 +212,7 @@ class Waiters:
             self._loop.call_soon(self._answer_expired)
 
     def _answer_expired(self) -> None:
-        """Answer whoever waited long enough, so many a turn: thousands that came together end together."""
+        """Answer those who waited long enough, so many a turn: thousands that came together end together."""
         some = [self._expired.popleft() for _ in range(min(ANSWERED_PER_TURN_MAX, len(self._expired)))]
         if self._expired:
             self._loop.call_soon(self._answer_expired)
@@ -281,4 +281,4 @@ class Waiters:
     def _on_timer(self, line: _WaitingLine) -> None:
         line.timer = None
         self.wake(line.partition)
-        # Whoever was woken finds nothing only if nothing is due: parking again sets the next timer.
+        # One that was woken finds nothing only if nothing is due: parking again sets the next timer.

@@ -238,7 +238,7 @@ class FileHandle:
         self.fd = fd
 
     def close(self) -> None:
-        """Close it now: whoever still has it does not use it any more."""
+        """Close it now: those who still have it do not use it any more."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             self._disk.close(fd)

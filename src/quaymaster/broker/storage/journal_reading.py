@@ -36,7 +36,7 @@ class SegmentInfo:
 
 
 class JournalReader:
-    """What can be read of a journal's segments; whoever writes them puts another list in the place of the old one."""
+    """What can be read of a journal's segments; their writer puts another list in the place of the old one."""
 
     def __init__(self, disk: Disk, segments: tuple[Segment, ...]) -> None:
         self._disk = disk

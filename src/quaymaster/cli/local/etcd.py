@@ -1,6 +1,6 @@
 """How an etcd is run on this machine, for a local cluster and for tests: its program, arguments and readiness.
 
-Whoever starts the process owns it; here is only what there is to know.
+The caller that starts the process owns it; here is only what there is to know.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def etcd_command(
 ) -> list[str]:
     """Return the command line of one of `members`. The shortest lease is one and a half elections, in whole seconds.
 
-    The same command starts a member anew and after a stop or a kill: what is in its directory decides.
+    The same command starts a new member, and one after a stop or a kill: what is in its directory decides.
     """
     return [
         str(program),

@@ -24,7 +24,7 @@ class ReplicaSeen(msgspec.Struct, frozen=True):
 
     `last_epoch` and `end` are where its log ends. `lag`: of each follower and learner, in records, told by a leader,
     activated or about to be. `is_ready`: it is recovered and takes part. `is_tainted`: its disk failed, and nothing
-    on it counts any more. `is_rebuilding`: its queues are being made anew; it promises and stores, and cannot serve
+    on it counts any more. `is_rebuilding`: its queues are being rebuilt; it promises and stores, and cannot serve
     yet. `expiry_held`: it leads, and nothing expires because wall clocks are, or were, `clock_ahead_ms` ahead of the
     journal's time (negative: behind). `time_stepped_ms`: how far that stepped when it was elected. `unheard_ms`:
     for how long it has told that it hears no leader (a leader: no majority); the manager's own count.
@@ -213,7 +213,7 @@ class ReplaceMember(msgspec.Struct, frozen=True):
     """Prepare a replica on a broker, then write the configuration `with_learner` over this revision.
 
     `leaving`: whose place it will take once it knows everything, None when the journal has too few members. That is
-    decided anew when the time has come.
+    decided again when the time has come.
     """
 
     journal: int

@@ -8,7 +8,7 @@ from quaymaster.core.values.journal_configuration import JournalConfiguration
 
 
 def assign_journals(sizes: Mapping[int, int], brokers: Sequence[str]) -> dict[int, str]:
-    """Return a broker for each journal: the largest first, to whoever has the fewest bytes by then."""
+    """Return a broker for each journal: the largest first, to the one with the fewest bytes by then."""
     assert brokers, "a cell has brokers"
     loads = dict.fromkeys(sorted(brokers), 0)
     counts = dict.fromkeys(loads, 0)

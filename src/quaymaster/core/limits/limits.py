@@ -1,7 +1,7 @@
 """Limits as operators set them, and which of them hold for a request.
 
-    the caller's account ──▶ account, account + action        whatever queue it is, and whoever owns it
-    the queue            ──▶ queue, queue + action            whoever asks
+    the caller's account ──▶ account, account + action        on any queue, of any owner
+    the queue            ──▶ queue, queue + action            of any caller
 
 All of them hold together, so the strictest decides. An action is named by its limit class: that of a batch is its
 single action, since SQS counts a batch as one request.

@@ -79,7 +79,7 @@ class QueueBook:
         self.changed: set[tuple[int, int]] = set()
         """Queue and partition of rows that changed, or went, since the last minute was closed."""
         self.recent: dict[int, Counts] = {}
-        """What queues counted between two rows of a partition; whoever looks at it begins a new one."""
+        """What queues counted between two rows of a partition; a look at it begins a new one."""
 
     def restore(self, rows: Iterable[QueueMetricsRow], seen_ms: dict[int, int]) -> None:
         """Begin with what an earlier book had when it closed its last minute."""

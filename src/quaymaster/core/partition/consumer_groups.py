@@ -80,7 +80,7 @@ def follow(group: Partition, log: Partition) -> None:
 
 
 def reset_group(group: Partition, start: int, time_ms: int) -> list[Iterator[None]]:
-    """Begin anew: from `start` on nothing is consumed, below it all is.
+    """Reset a group: from `start` on nothing is consumed, below it all is.
 
     Returns what `Partition.apply_delete_below` does.
     """

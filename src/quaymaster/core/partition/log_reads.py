@@ -23,7 +23,7 @@ from quaymaster.core.values.commands.logs import (
 from quaymaster.core.values.errors import OffsetOutOfRange
 
 FETCH_MESSAGES_MAX: Final = 4_096
-"""So many messages are looked up for one Fetch; whoever wants more goes on where it ended."""
+"""So many messages are looked up for one Fetch; a client that wants more goes on where it ended."""
 
 
 def bounds_of(partition: Partition) -> LogBoundsOutcome:

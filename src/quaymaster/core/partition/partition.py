@@ -255,7 +255,7 @@ class Partition(PartitionState):
     def apply_change_visibility(
         self, sequence: int, time_ms: int, timeout_ms: int, delivery_count: int, epoch: int, *, changed: bool
     ) -> None:
-        """A message is hidden until `time_ms + timeout_ms`, or with 0 visible now, whoever holds it."""
+        """A message is hidden until `time_ms + timeout_ms`, or with 0 visible now, no matter who holds it."""
         row = self.in_flight.get(sequence)
         self.note_change()
         if row is None:
@@ -344,7 +344,7 @@ class Partition(PartitionState):
     def apply_delete_below(self, stop: int) -> list[Iterator[None]]:
         """Every message below is gone (purge, expiry of the oldest).
 
-        What was kept of them may take a while to free: whoever has no time for that takes the steps one by one.
+        What was kept of them may take a while to free: callers without time for that take the steps one by one.
         """
         if stop <= self.head:
             return []

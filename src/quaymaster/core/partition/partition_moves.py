@@ -6,7 +6,7 @@
        └──MOVE_END: withdrawn────────┴──MOVE_END: taken──▶ gone
 
 Each pair of partitions counts its moves by itself. A number is never given twice, and never a lower one after a higher:
-it begins anew, far above all before, with each epoch of the source's journal. So the target keeps one number for each
+it begins again, far above all before, with each epoch of the source's journal. So the target keeps one number for each
 source, the last one it has seen, for as long as it lives; a journal that lost its end by a forced recovery goes on
 with numbers that were never in use.
 

@@ -138,7 +138,7 @@ def snapshot_pieces(partition: Partition, version: int | None = None) -> Iterato
         state.passed = order.fresh().to_bytes()
         state.own = order.own.to_bytes()
         state.stretches = order.stretches
-        # What was taken for a move is not decided yet: to whoever loads this it is visible.
+        # What was taken for a move is not decided yet: where this is loaded it is visible.
         state.returned_order = array("Q", moving).tobytes() + array("Q", order.returned).tobytes()
         state.tenants_in_flight = _tenants_in_flight(partition, order)
     attempts = list(partition.attempts.items())

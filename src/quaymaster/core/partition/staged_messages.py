@@ -36,7 +36,7 @@ EXPIRES_MS: Final = 3_600_000
 SINK_KEPT_MS: Final = 7 * 86_400_000
 """For so long after its last commit it is known which batches of a sink were committed."""
 RUN_KEPT_MS: Final = 300_000
-"""For so long a run stays though its messages are gone: whoever sends a duplicate of one is told its number."""
+"""For so long a run stays though its messages are gone: the sender of a duplicate of one is told its number."""
 
 TRANSACTION_MESSAGES_MAX: Final = 1_000_000
 """So many messages a transaction may have."""

@@ -1,4 +1,4 @@
-"""What replicas of a partition must agree on, as one number: whoever applied the same records has the same."""
+"""What replicas of a partition must agree on, as one number: those that applied the same records have the same."""
 
 from __future__ import annotations
 

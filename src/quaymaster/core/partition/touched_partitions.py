@@ -5,7 +5,7 @@
                                 │      └──── due: a timeout or delay is over, with no change ───┘
                                 └─▶ sums of all partitions
 
-A replica that follows keeps this, too: whoever leads next has nothing to look through.
+A replica that follows keeps this, too: the next leader has nothing to look through.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a leader decides of queues themselves: that they are there, have changed, begin anew or are deleted."""
+"""What a leader decides of queues themselves: that they are there, have changed, are reset or deleted."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What the leader of a journal decides: a command is judged, its records proposed and applied at once.
 
-So the state runs ahead to the journal's end. What a record does, for whoever applies it, is in
+So the state runs ahead to the journal's end. What a record does, on every replica, is in
 `core/queues/applied_queues`; both end in the same `Partition.apply_*` methods.
 """
 

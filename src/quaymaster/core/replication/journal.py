@@ -6,13 +6,13 @@
 The host (`broker/replica/replica`) feeds events by method and then carries out the `ToDo` that `take` returns. The
 rules:
 
-- The leader decides when it proposes, so its queues run ahead to the journal's end. A follower's do too: whoever is
-  elected has nothing left to apply. When the log is cut, because a new leader has other batches there, queues that had
-  applied what was cut are worthless: the host makes them anew from snapshot and journal (`rebuild`, `on_rebuilt`),
+- The leader decides when it proposes, so its queues run ahead to the journal's end. A follower's do too: an
+  elected one has nothing left to apply. When the log is cut, because a new leader has other batches there, queues that
+  had applied what was cut are worthless: the host rebuilds them from snapshot and journal (`rebuild`, `on_rebuilt`),
   while the log goes on.
 - Every reply that promises something waits for the commit of all it rests on: everything before the journal's
   end at the time of the decision.
-- Who leads no longer says to whoever waits that the outcome is unknown. Who is appointed again, for a change of
+- Who leads no longer says to all who wait that the outcome is unknown. Who is appointed again, for a change of
   members, keeps them waiting: what it wrote stays.
 
 With one member, a majority is this replica's own fsync; the steps are the same.
@@ -60,7 +60,7 @@ RECORDS_PER_BATCH_MAX = 4_096
 """More records than this are written as several batches."""
 
 UNAPPLIED_BYTES_MAX = 2 << 20
-"""So much of what comes while the queues are made anew is kept, to be applied at once; the rest is on the disk."""
+"""So much of what comes while the queues are rebuilt is kept, to be applied at once; the rest is on the disk."""
 
 BEHIND_BYTES_MAX = 8 << 20
 """So much of what a leader sent may wait for work on a queue."""
@@ -73,7 +73,7 @@ class ToDo(msgspec.Struct):
     """What the host must carry out: the log's `operations` in their order, the rest in any.
 
     `activate`: the epoch whose configuration is to be marked activated. `reads` and `copies`: members who lack a part
-    of the log. `rebuild`: the queues are to be made anew, once the operations are carried out. `replies`: answers
+    of the log. `rebuild`: the queues are to be rebuilt, once the operations are carried out. `replies`: answers
     that may go now. `again`: commands that waited for work on their queues, to be proposed once more. `awake`:
     partitions whose parked receives are worth another try.
     """
@@ -182,7 +182,7 @@ class JournalReplica:
         self.is_ready = True
         """Whether the queues are what the log says."""
         self._unapplied: list[Batch] = []
-        """What was taken from a leader while the queues were made anew: the newest of it."""
+        """What was taken from a leader while the queues were rebuilt: the newest of it."""
         self._unapplied_bytes = 0
         self._unapplied_bytes_max = unapplied_bytes_max
         self._behind = _Batches()
@@ -311,7 +311,7 @@ class JournalReplica:
         return offset >= self._forgotten_end
 
     def on_rebuilt(self, queues: QueueStates, applied_end: int, last_time_ms: int, truncations: int) -> None:
-        """The queues were made anew from the log up to `applied_end`, as it was after so many truncations."""
+        """The queues were rebuilt from the log up to `applied_end`, as it was after so many truncations."""
         assert not self.is_ready, "queues are made anew when they are worthless"
         if truncations != self.log.truncations:
             return  # each cut asks for a rebuild of its own
@@ -335,7 +335,7 @@ class JournalReplica:
         self.queues.repeats_below = self.log.end.end
 
     def stop(self, reason: NotNow) -> None:
-        """Take part no longer, for good; whoever waits learns that the outcome is unknown."""
+        """Take part no longer, for good; all who wait learn that the outcome is unknown."""
         self.log.stop()
         self._was_leading = False
         self._fail_waiting(reason)

@@ -6,7 +6,7 @@
     leader ──Resign──▶ members
 
 Who sent a message, to whom, and of which journal it is, travels beside it (`Envelope`). Batches are passed on as the
-bytes they have on disk; whoever takes them in from a connection checks their CRCs first.
+bytes they have on disk; the process that takes them from a connection checks their CRCs first.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Stale(msgspec.Struct, frozen=True, array_like=True, tag=8):
 
 
 class Resign(msgspec.Struct, frozen=True, array_like=True, tag=9):
-    """The leader of this epoch leads no longer: promise to whoever asks, at once."""
+    """The leader of this epoch leads no longer: promise to the first that asks, at once."""
 
     epoch: int
 

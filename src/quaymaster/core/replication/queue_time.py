@@ -1,4 +1,4 @@
-"""Queue time: a property of a journal, which whoever leads it carries on. No I/O, no clock.
+"""Queue time: a property of a journal, which each leader carries on. No I/O, no clock.
 
     follower ──what its leader tells, then its own monotonic clock──▶ elected ──▶ serving ──monotonic clock──▶
         ▲                                                                │

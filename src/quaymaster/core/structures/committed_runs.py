@@ -29,7 +29,7 @@ import msgspec
 
 PACKED_ROWS: Final = 4_096
 UNPACKED_KEPT: Final = 3
-"""So many packed stretches stay unpacked: whoever goes through a journal asks for places side by side."""
+"""So many packed stretches stay unpacked: a walk through a journal asks for places side by side."""
 
 _ROW_BYTES: Final = 32
 _PACKED_BYTES: Final = 300
@@ -233,7 +233,7 @@ class CommittedRuns:
     def _pack(self) -> None:
         """Pack the older half of the tail."""
         tail = self._tail
-        # It takes milliseconds, and so comes before the change: whoever asks meanwhile would wait, busily.
+        # It takes milliseconds, and so comes before the change: threads that ask meanwhile would wait, busily.
         packed = _pack_rows(list(islice(tail, PACKED_ROWS)))
         self._changes += 1
         self._append(packed)

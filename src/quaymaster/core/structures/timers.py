@@ -79,7 +79,7 @@ class TimerWheel:
             self._thaw(due_ms)
         slot.discard(sequence)
         if not slot:
-            # Its time stays in the heap; when those outnumber the slots, the heap is made anew.
+            # Its time stays in the heap; when those outnumber the slots, the heap is rebuilt.
             del self._slots[due_ms]
             if len(self._due_times) > 2 * len(self._slots) + STALE_TIMES_MAX:
                 self._due_times = list(self._slots)

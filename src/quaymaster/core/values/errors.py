@@ -536,7 +536,7 @@ class DiskFull(NotNow):
 class NotYetKnown(NotNow):
     """It is not in memory, and is being asked for.
 
-    `when_known` takes what is to be called then: with None, and whoever asks again will know; or with why not.
+    `when_known` takes what is to be called then: with None, and those who ask again will know; or with why not.
     """
 
     message = "It is not known yet. Try again."

@@ -426,7 +426,7 @@ def hash_dedup(dedup_id: str, group_id: str | None = None, key: bytes = b"") -> 
     """Return the 16 bytes a deduplication id goes by; with `group_id`, in the scope of that group.
 
     A cryptographic hash: senders may choose ids freely, and two that met would lose a message. With a key, because an
-    id made of the content would tell whoever has the disk whether a message says what he guesses; queues of older cell
+    id made of the content would tell the holder of a disk whether a message says what he guesses; queues of older cell
     formats have none.
     """
     if group_id is None:

@@ -3,7 +3,7 @@
     QueueMetricsRequest ─▶ QueueMetricsPage: one row for each partition that was touched since a cursor,
                                              or for each partition of some queues
 
-Whoever follows a leader asks with the cursor of the page before. A cursor counts for its own leader only: a journal
+Those who follow a leader ask with the cursor of the page before. A cursor counts for its own leader only: a journal
 that a leader did not lead then, or led in another epoch, is told from its start.
 
 The counters of a row hold for its epoch: with another epoch they begin at 0 again, so that a restarted counter is no

@@ -28,7 +28,7 @@ Record types from MOVE_OUT on are in journals of cells of format 2 and later, th
 format 3, those from COMPLETE on in those of format 8.
 
 To change the format: add a version to BATCH_VERSIONS, by the recipe in `core/values/formats`. A batch keeps its version
-when it is compacted, copied or sent to other replicas: whoever is in the cell reads it.
+when it is compacted, copied or sent to other replicas: every program in the cell reads it.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class QueueService(Protocol):
     async def change(self, request: QueueChange) -> QueueDefinition: ...
 
     async def refresh(self, definition: QueueDefinition) -> None:
-        """Have look-ups find the queue as it is now, whoever changed it, if that can be learned."""
+        """Have look-ups find the queue as it is now, after any node's change, if that can be learned."""
         ...
 
     @property

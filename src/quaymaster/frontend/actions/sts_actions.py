@@ -4,7 +4,7 @@
     AssumeRole       ──▶ may the principal? ──▶ a session of the role
     ... WithWebIdentity ──▶ is the token good? ──▶ may its subject? ──▶ a session of the role
 
-Whoever may not assume a role is told the same whether there is such a role or not.
+A caller that may not assume a role is told the same whether there is such a role or not.
 
 Source: AWS STS API Reference; AWS IAM User Guide, "Requesting temporary security credentials".
 """

@@ -9,10 +9,10 @@ waits, up to a number: so a wait is long only when more comes than can be served
 So bursts are worked off without a refusal, and lasting overload keeps waits short at once whenever it comes back.
 Few requests are never refused, however long a slow machine let them wait.
 
-Even a refusal costs time. Whoever was refused is held: not read before the moment that he was told to ask again at.
-These moments are spread so that one comes back for TAKEN_PER_RETURN requests taken, however many clients there are.
-Some come back earlier, by a new connection. So many may do so that refusals alone make everybody wait longer than the
-target: LATE_TAKEN requests of each pass are taken all the same.
+Even a refusal costs time. A client that was refused is held: not read before the moment at which it was told to ask
+again. These moments are spread so that one comes back for TAKEN_PER_RETURN requests taken, however many clients there
+are. Some come back earlier, by a new connection. So many may do so that refusals alone make everybody wait longer than
+the target: LATE_TAKEN requests of each pass are taken all the same.
 
 Source: Controlled Delay Active Queue Management (RFC 8289), from which target and interval are.
 """
@@ -35,7 +35,7 @@ TAKEN_PER_RETURN: Final = 5
 SPACING_MS_MAX: Final = 10.0
 """Longest time between two that come back."""
 PAUSE_MS: Final = 1_000
-"""After so long without a pass, nobody waited meanwhile or the process was stopped: waits are judged anew."""
+"""After so long without a pass, nobody waited meanwhile or the process was stopped: waits are judged again."""
 GUARD_MS: Final = 1_000
 """How long waits are kept short after the last of the refused could come back."""
 

@@ -1,7 +1,7 @@
 """The limits of a front end: the last part of the step `allow`, and what is refused before its signature is looked at.
 
     allowed ──▶ the account's limits ──▶ the queue's ──▶ charged         the reply's bytes are charged when it leaves
-    refused ──▶ the account's limits: whoever signed a request pays for it
+    refused ──▶ the account's limits: the signer of a request pays for it
     a bucket was found empty ──▶ for a second, requests that claim a key of the account are looked at in time:
                                  still empty ──▶ refused at once, and nothing is charged
 

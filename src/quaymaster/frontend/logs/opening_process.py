@@ -162,7 +162,7 @@ class OpeningProcess(asyncio.BufferedProtocol):
         sent_s, answer = self.waiting.popleft()
         if self.waiting:
             self._expect(REPLY_TIMEOUT_S)
-        if not answer.done():  # whoever waited may have given up
+        if not answer.done():  # the caller may have given up
             answer.set_result(None if opened is None else opened.block)
         if opened is not None:
             since_s, self._done_s = max(sent_s, self._done_s), opened.done_s

@@ -109,7 +109,7 @@ class WholeQueues:
                     raise partitions_are_changing()
 
     async def _reset(self, definition: QueueDefinition, command: ResetGroup) -> Done:
-        """Let a consumer group begin anew in older partitions first: younger ones then ask those what they have."""
+        """Let a consumer group begin again in older partitions first: younger ones then ask those what they have."""
         for entry in read_partitions(definition):
             part = msgspec.structs.replace(command, partition=entry.number)
             await self._ask_one(part, Done)

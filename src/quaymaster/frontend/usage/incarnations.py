@@ -4,9 +4,10 @@
        ▲                         │                                                          │
        └── it sees another incarnation in its row ◀── comes back ◀──────────────────────────┘
 
-Each change is a compare-and-swap, so an incarnation's number belongs to one start of one front end. Whoever *seals* for
-a front end that is gone takes the number after its last one, so that it must take another when it comes back, and then
-tells the usage queue that of the last one nothing more is known: what was shipped counts, and hours can be closed.
+Each change is a compare-and-swap, so an incarnation's number belongs to one start of one front end. A process that
+*seals* for a front end that is gone takes the number after its last one, so that it must take another when it comes
+back, and then tells the usage queue that of the last one nothing more is known: what was shipped counts, and hours can
+be closed.
 
 How long a front end has not renewed is told by counted time (`coordination/counted_time`), not by any wall clock: one
 that is a day ahead must not end the incarnations of all others. Rows of programs without it get it when they are seen.
@@ -177,7 +178,7 @@ def may_be_gone(row: Incarnation) -> bool:
 
 
 def lost_block(front_end: str, row: Incarnation, region: str) -> EncodedBlock:
-    """Return the block by which a row of a sealed front end is told: the same bytes, whoever tells it."""
+    """Return the block by which a row of a sealed front end is told: the same bytes from each process that does."""
     origin, seal = BlockOrigin(front_end, row.seals, region), Seal(row.seals, None, "lost")
     return encode_block(origin, BlockEnd(), NO_ROWS, low_watermark_us=row.started_us, seal=seal)
 

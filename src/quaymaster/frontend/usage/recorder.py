@@ -192,7 +192,7 @@ class UsageRecorder:
         )
         self._denials = FairWindow(DENIALS_PER_S_MAX)
         self._asked: set[str] = set()
-        """Names of queues that were not found in this hour: whoever asks for garbage must not fill the tables."""
+        """Names of queues that were not found in this hour: requests for garbage must not fill the tables."""
         self._asked_hour = 0
         self._anchor_us = now_us() - int(monotonic_ms() * MS_TO_US)
         self.recorded = 0

@@ -124,7 +124,7 @@ class UsageFeed:
             log, logging.INFO, "usage incarnation begun", front_end=spool.front_end, incarnation=incarnation
         )
         self.recorder.on_many = self._write_now.set
-        # The first block names the incarnation: whoever closes hours knows of it from then on.
+        # The first block names the incarnation: the closing of hours knows of it from then on.
         await self._write(is_heartbeat=True)
         self._writing = supervise(asyncio.create_task(self._write_for_ever(), name="usage-writer"))
 

@@ -6,7 +6,7 @@
 
 A block is sent with a retry identity made of its own bytes: sent again within the broker's memory of such identities
 (`retry_window_ms`), it is stored once. After that a second copy may be stored; it has the same front end, incarnation
-and sequences, by which whoever adds up knows it.
+and sequences, by which the pipeline knows it.
 
 These sends go to the broker past the front end's own port: they are no requests, and nobody is billed for them.
 """

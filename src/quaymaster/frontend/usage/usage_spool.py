@@ -6,7 +6,7 @@
 
 A block counts once it is fsynced; only then is it shipped. What a crash loses is what was recorded since the last
 fsync. At the next start the incarnation that ended is *sealed* with the sequence number its next record would have had,
-so that whoever adds up knows that nothing is to come; damage found then is written down as dropped. So the blocks of
+so that the pipeline knows that nothing is to come; damage found then is written down as dropped. So the blocks of
 each incarnation lie end to end, whatever happens, and end with a seal.
 
 When there is no room (`bytes_max`, a full disk), records are counted by account and action, and the counts are

@@ -16,7 +16,7 @@ Rotation, which may stop dead between any two steps and is taken up again at the
     2  store has a new wrapping key, and says: wrap with it; one transaction
                                                 all who wrap compare this row: none uses the old one after
     3  every secret rewrapped                   readers have both keys
-    4  the store is read anew: none is left under the old one
+    4  the store is read again: none is left under the old one
     5  old master key removed from the provider
     6  store says: rotation over; the old wrapping key goes in the same transaction
 """

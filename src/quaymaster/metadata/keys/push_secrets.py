@@ -131,7 +131,7 @@ class PushSecretKeys:
         return NewPushSecret(self._master_keys.compare().revision, revision, encode_row(row))
 
     async def refresh(self, queue_id: int) -> None:
-        """Read anew what `secret_with` rests on."""
+        """Read again what `secret_with` rests on."""
         await self._mirror.refresh(MASTER_KEY)
         await self._mirror.refresh(PUSH_SECRETS + id_text(queue_id))
 

@@ -244,7 +244,7 @@ class QueueKeys:
     def _on_asked(self, question: Question, done: asyncio.Task[None]) -> None:
         self._asked.pop(question, None)
         if not done.cancelled():
-            done.exception()  # whoever waited may have gone
+            done.exception()  # those who waited may have gone
 
     async def _generate(self, definition: QueueDefinition) -> None:
         """Make the data key of a queue's day, unless another front end does at the same time. QueueDoesNotExist."""

@@ -105,7 +105,7 @@ class IdGuard:
         while not self._is_trusted:
             async with self._lock:
                 if not self._is_trusted:
-                    # First: whoever distrusts it from here on is heard.
+                    # First: any distrust from here on is heard.
                     self._is_trusted = True
                     try:
                         await self._compare()

@@ -178,5 +178,5 @@ def related_names(name: str) -> list[str]:
 
 
 def _was_led(configuration: JournalConfiguration) -> bool:
-    # Appointed anew and not activated yet: it has been, and will be again.
+    # Appointed again and not activated yet: it has been, and will be again.
     return configuration.activated or bool(configuration.previous_members)

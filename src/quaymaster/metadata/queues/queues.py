@@ -73,7 +73,7 @@ class Queues(StoredQueues):
         journals: Callable[[], Sequence[int]] = lambda: (0,),
         node: str = "",
     ) -> None:
-        """`node`: the name of whoever changes queues, among all who do."""
+        """`node`: the name of the node that changes queues, among all that do."""
         super().__init__(mirror, options, now_ms)
         self.journals = QueueJournals(journals, options.cell_format, self.in_force)
         self.id_guard = IdGuard(mirror.store, IdAllocator(mirror.store, "queue", node), self.journals.marks)
@@ -103,11 +103,11 @@ class Queues(StoredQueues):
         return stored, unsettled
 
     async def learn(self, queue_id: int) -> None:
-        """Raise QueueDoesNotExist: whoever changes queues here has all of them in memory."""
+        """Raise QueueDoesNotExist: a process that changes queues has all of them in memory."""
         raise QueueDoesNotExist
 
     async def refresh(self, definition: QueueDefinition) -> None:
-        """Nothing: whoever changes queues here has them in memory."""
+        """Nothing: a process that changes queues has them in memory."""
 
     # Changing
 

@@ -71,7 +71,7 @@ class Settling:
         try:
             await self._queues.mirror.transact(unchanged, deletes=[PENDING + suffix])
         except RevisionMismatch:
-            # A newer change is pending, and whoever made it settles that; but if it was the deletion, the journal
+            # A newer change is pending, and its maker settles that; but if it was the deletion, the journal
             # may have heard of that first.
             await self._queues.mirror.refresh(QUEUES + suffix)
             await self.forget_if_gone(definition)

@@ -74,7 +74,7 @@ class SharedDataKeys:
             and KMS_KEY.name not in attributes
         )
         shared = self.account_keys.get(account_id) if is_shared else None
-        # From the moment of the look: whoever takes the account's key away, or gives it another, is noticed.
+        # From the moment of the look: it is noticed if the account's key is taken away or replaced.
         unchanged = [self.account_keys.compare(account_id)] if is_shared else []
         if shared is not None and self._queues.queues_with_key(shared.key_id) < QUEUES_PER_DATA_KEY:
             return ChosenKey(shared.key_id, unchanged, [])

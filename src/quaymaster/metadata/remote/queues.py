@@ -63,7 +63,7 @@ class RemoteQueues(ActiveQueues):
             QUEUES, decode_queue_definition, self._on_queue, capacity=limits.rows_max
         )
         self._seen = 0
-        """The revision of the last change that this front end made: whoever it asks next must know of it."""
+        """The revision of the last change that this front end made: the node that it asks next must know of it."""
 
     def find(self, account_id: str, name: str) -> QueueDefinition | None:
         """Return an active queue, or None; NotYetKnown while it is asked for."""
@@ -128,7 +128,7 @@ class RemoteQueues(ActiveQueues):
         except (Timeout, ConnectionLost):
             if known is None:
                 raise
-            # A node began, or did not. Whoever is asked next does it, or finds that it is done.
+            # A node began, or did not. The node that is asked next does it, or finds that it is done.
             try:
                 changed = await self._ask(request)
             except QueueDoesNotExist:

@@ -103,7 +103,7 @@ class _Kind:
         self.is_stored = is_stored
         """Whether it is asked for as it is in the store, whatever nodes have in memory."""
         self.waiting: dict[str, asyncio.Task[bool]] = {}
-        """Not asked yet: the answer is good for whoever comes now, too."""
+        """Not asked yet: the answer is good for those who come now, too."""
         self.asked: dict[str, asyncio.Task[bool]] = {}
         """Asked already: the answer may be older than who comes now."""
         self.unknown: dict[str, float] = {}
@@ -114,11 +114,11 @@ class CacheLoader:
     """Asks for what is not in memory: each thing once, however many wait for it.
 
     A queue that was created elsewhere, and answered, is found: a node says that there is none when the store has
-    none, and who asks later asks anew. Of keys it is remembered for a while: their ids are made up by chance, and
+    none, and who asks later asks again. Of keys it is remembered for a while: their ids are made up by chance, and
     nobody asks for one before it exists.
 
-    Each kind of row has bounds of its own: whoever makes up access keys does not keep anybody
-    from finding a queue.
+    Each kind of row has bounds of its own: made-up access keys keep
+    no client from finding a queue.
     """
 
     def __init__(

@@ -3,7 +3,7 @@
     asked ──▶ next run ──▶ run ──▶ answered          one run at a time, `pause_s` between two
     asked ──▶ next run ◀── asked while one runs: what that one finds may be older than the question
 
-So whoever is answered is answered by a run that began after it asked, and however many ask, the store behind has one
+So each caller is answered by a run that began after it asked, and however many ask, the store behind has one
 request at a time.
 """
 
@@ -59,7 +59,7 @@ class Coalescer(Generic[T]):
 
 
 def _no_matter(run: asyncio.Task[Any]) -> None:
-    """Whoever asked may have gone meanwhile: then nobody is told how it ended, and nobody needs to be."""
+    """The callers may have gone meanwhile: then none is told how it ended, and none needs to be."""
     if not run.cancelled():
         run.exception()
 

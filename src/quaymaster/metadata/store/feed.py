@@ -4,7 +4,7 @@
 
 All rows are here but data keys: of them there are at most DATA_KEYS_KEPT_MAX, the latest changed or asked for.
 
-The order is the store's: position p means that every change up to revision p is in. So whoever has followed one node
+The order is the store's: position p means that every change up to revision p is in. So a follower of one node
 up to p can go on with any other. When the store has to be listed again, what differs becomes changes; those who
 follow notice nothing. They must list themselves only when the history no longer goes back to where they are.
 """

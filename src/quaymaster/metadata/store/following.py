@@ -1,4 +1,4 @@
-"""Following a source of rows: its changes in order, and all of it anew when they break off.
+"""Following a source of rows: its changes in order, and all of it again when they break off.
 
 listed ──▶ watch ──lost, or the source is away──▶ list again ──▶ watch
                                                       └─ away: again, after a growing while

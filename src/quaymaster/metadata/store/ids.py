@@ -3,8 +3,8 @@
 What is left of a block at the end of a process is lost; the next one starts a new block.
 
 The store may go back: it was restored from an older copy, and sets aside again what others have been given. So each
-block is written down under the name of whoever has it, and whoever uses a number compares that row in the same
-transaction (`block_compare`); and the counter is raised above all that the journals have seen (`raise_to`).
+block is written down under the name of its owner, who compares that row in each transaction that uses a number
+(`block_compare`); and the counter is raised above all that the journals have seen (`raise_to`).
 """
 
 from __future__ import annotations

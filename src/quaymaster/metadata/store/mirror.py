@@ -228,7 +228,7 @@ class Mirror:
         return revision
 
     async def refresh(self, key: str) -> None:
-        """Read one key anew: the table was behind."""
+        """Read one key again: the table was behind."""
         row = await self.store.get(key)
         if row is not None:
             self._apply(key, row.value, row.revision)
@@ -238,7 +238,7 @@ class Mirror:
             table.apply(suffix, None, table.revision(suffix) + 1)
 
     async def refresh_all(self, prefix: str) -> None:
-        """Read every row under a prefix anew: the table was behind."""
+        """Read every row under a prefix again: the table was behind."""
         items, _ = await self.store.list_all(prefix)
         for item in items:
             self._apply(item.key, item.value, item.revision)

@@ -99,7 +99,7 @@ AccountState = Literal["enabled", "disabled", "deleted"]
 
 
 class QueueRows:
-    """The queues as the store has them now, for whoever asks seldom and keeps no copy."""
+    """The queues as the store has them now, for callers that ask seldom and keep no copy."""
 
     def __init__(self, store: Coordination) -> None:
         self._store = store

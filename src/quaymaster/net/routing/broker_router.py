@@ -80,7 +80,7 @@ class RouterLimits:
     """The bounds of a router. Of each, an account has half at most where there are several accounts."""
 
     timeout_ms: int = 19_500
-    """How long a command may take, on top of a long poll's wait. A little less than whoever submits it waits."""
+    """How long a command may take, on top of a long poll's wait. A little less than its caller waits."""
     waiting_max: int = 4_000
     """Commands of one journal that wait for a leader; one more is Overloaded."""
     waiting_polls_max: int = 20_000

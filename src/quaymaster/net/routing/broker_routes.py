@@ -181,7 +181,7 @@ class Route:
         self.journal_id = journal_id
         self.is_open = False
         self.version = 0
-        """Grows whenever another broker is to be asked, or the same one anew."""
+        """Grows whenever another broker is to be asked, or the same one again."""
         self.pool: BrokerPool | None = None
         """Who is asked; while the route is closed, who was."""
         self.on_their_way: set[Submission] = set()

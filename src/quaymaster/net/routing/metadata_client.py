@@ -318,8 +318,8 @@ class MetadataClient:
     ) -> AsyncIterator[Changes]:
         """Yield what changed after a revision, for ever, from one node after another, without a gap.
 
-        A revision names the same moment on every node, so whoever answers next goes on where the last one stopped.
-        After `is_lost` the caller lists again and follows anew.
+        A revision names the same moment on every node, so the next one to answer goes on where the last one stopped.
+        After `is_lost` the caller lists again and follows again.
         """
         node: MetadataLink | None = None
         position = after_revision
@@ -394,7 +394,7 @@ def one_request() -> Iterator[None]:
 
 
 async def known(unknown: NotYetKnown) -> None:
-    """Return when it is known, to whoever asks again in this task too; raise why it could not be asked for."""
+    """Return when it is known, also to those who ask again in this task; raise why it could not be asked for."""
     done: asyncio.Future[frozenset[str]] = asyncio.get_running_loop().create_future()
 
     def resume(error: CallerError | NotNow | None) -> None:

@@ -64,7 +64,7 @@ class RPCLimits:
     unknown_max: int = 1_024
     """Of these, connections whose peer has not said who it is; one more closes the oldest such."""
     partial_bytes_max: int = 256 * 1024 * 1024
-    """Bytes that a server keeps of frames that have come in part; whoever sends more of one is refused."""
+    """Bytes that a server keeps of frames that have come in part; clients that send more of one are refused."""
     frame_timeout_ms: int = 30_000
     """How long a frame may take to come whole: 16 MiB at half a megabyte a second."""
     silence_ms: int = 1_500

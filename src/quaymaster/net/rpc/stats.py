@@ -62,7 +62,7 @@ class RPCStats:
         self.slow_lines = SlowLines()
         """Of calls that came from peers."""
         self.calls: dict[str, CallStats] = {}
-        """By method, or by what whoever calls counts them as."""
+        """By method, or by what the caller counts them as."""
         self.notices = 0
         self.notices_refused = 0
         self.opened = 0

@@ -62,7 +62,7 @@ def route_to_brokers(
 
 
 def _limits(settings: Settings) -> RouterLimits:
-    """Return the router's bounds: it answers before whoever asked gives up, because it knows more."""
+    """Return the router's bounds: it answers before the caller gives up, because it knows more."""
     return RouterLimits(
         timeout_ms=max(1, settings.broker_timeout_ms * 39 // 40),
         waiting_polls_max=settings.long_polls_max,

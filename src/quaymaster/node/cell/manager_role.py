@@ -4,7 +4,7 @@
                                  ▲         └─▶ metadata nodes, by RPC: changes of partitions
     operators ──RPC on `manager_listen`
 
-Whoever starts the process hands in the store, and the stack that ends everything in the opposite order.
+The caller that starts the process hands in the store, and the stack that ends everything in the opposite order.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     node        coordination (etcd) ─▶ MetadataNode ─▶ RPC on `metadata_listen`; queues are told to brokers
     front end   RPC to each of `metadata_nodes` ─▶ MetadataService, with the master keys of this host
 
-Whoever starts a process hands in what the other roles need as well: the store, the way to the brokers, and the stack
-that ends everything in the opposite order.
+The caller that starts a process hands in what the other roles need as well: the store, the way to the brokers, and the
+stack that ends everything in the opposite order.
 """
 
 from __future__ import annotations

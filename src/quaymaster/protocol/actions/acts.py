@@ -109,7 +109,7 @@ ACTS: Final = {
 ADMIN_CHANGES: Final = frozenset(
     {"DeleteQueue", *(act.name for act in ACTS.values() if "admin" in act.ways and act.is_change)}
 )
-"""What operators change over the admin API. The deletion of a queue is an action, whoever asks for it."""
+"""What operators change over the admin API. The deletion of a queue is an action, also when operators ask for it."""
 ADMIN_LOOKS: Final = frozenset(act.name for act in ACTS.values() if not act.is_change)
 """What they only look at, and leaves a record all the same."""
 NOTED_CHANGES: Final = frozenset(act.name for act in ACTS.values() if "noted" in act.ways)

@@ -365,9 +365,9 @@ QueueChange = (
     | ChangePartitions
     | CheckTable
 )
-"""Each is answered by the queue as it then is. Whoever has queues takes these, whether it does what they say or asks a
-node to: what can be asked of queues is declared here and nowhere else. `at_least`: whoever is asked must know what
-there is up to this revision. `queue_id`: the queue that the caller was allowed to change. One of its name that was
+"""Each is answered by the queue as it then is. Processes that have queues take these, and do what they say or ask a
+node to: what can be asked of queues is declared here and nowhere else. `at_least`: the node that is asked must know
+what there is up to this revision. `queue_id`: the queue that the caller was allowed to change. One of its name that was
 created since is another, and for this request does not exist. 0: whichever has the name, as older front ends ask."""
 QueueListing = ListQueues | ListDeadLetterSources | ListGroups
 Request = (

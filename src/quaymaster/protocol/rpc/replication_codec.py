@@ -3,7 +3,7 @@
     version u8 · CRC32C of the rest u32 · MessagePack [journal, sender, receiver, message]
     message: [tag, fields...], batches as bytes
 
-Whoever reads it checks the whole, and every batch: CRCs, and that each continues the chain. Damage on the way is
+Its reader checks the whole, and every batch: CRCs, and that each continues the chain. Damage on the way is
 found here: what was damaged is never written, and a number that changed acknowledges nothing.
 
 To change the format: add a version to REPLICATION_VERSIONS, by the recipe in `core/values/formats`: it is sent once

@@ -29,7 +29,7 @@ def parse_parameters(encoded: bytes) -> dict[str, str]:
                 continue
             decoded = percent_decode(name).decode()
             if decoded in parameters:
-                # Whoever checks a request on its way may take the other one for what it asks.
+                # A proxy that checks a request on its way may take the other one for what it asks.
                 raise MalformedInput(f"The parameter {decoded[:NAME_CHARS_SHOWN]} was sent more than once.")
             parameters[decoded] = percent_decode(value).decode()
     except UnicodeDecodeError as error:

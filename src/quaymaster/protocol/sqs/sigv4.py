@@ -3,7 +3,7 @@
 What is signed is in `canonical_requests`; clients sign with `request_signing`.
 
 Checking takes two steps, because only the caller knows secrets: `SigningKeys.parse` reads what the request
-claims and refuses what cannot be right whoever signed it; `SigningKeys.verify` is given the secret. Between a
+claims and refuses what cannot be right with any signer; `SigningKeys.verify` is given the secret. Between a
 client's requests of one day only the signature differs, so what stands before it in the Authorization header,
 and the key derived from the secret, are kept in `SigningKeys`.
 
@@ -74,7 +74,7 @@ def wrong_service(service: Service) -> str:
 def refuse_repeated(headers: Headers) -> None:
     """Raise IncompleteSignature where a header that says who asks for what was sent more than once.
 
-    Whoever checks a request on its way may take the other one for what it says.
+    A proxy that checks a request on its way may take the other one for what it says.
     """
     names = [name for name, _ in headers]
     for name in SINGLE_HEADERS:

@@ -44,7 +44,7 @@ from quaymaster_pipeline.warehouse.times import HOUR_US, bound_of_time, time_of_
 SENDS: Final = frozenset(action.name for action in RECORDED_ACTIONS if action.queue_sum == "sends")
 DELETES: Final = frozenset(action.name for action in RECORDED_ACTIONS if action.queue_sum == "deletions")
 SKEW_US: Final = 5_000_000
-"""Clocks of front ends and of whoever counts may differ by this."""
+"""Clocks of front ends and of brokers may differ by this."""
 SILENT_US: Final = 120_000_000
 """A front end that runs writes a block within this: twice the default of `usage_heartbeat_s`."""
 MESSAGES_PER_REQUEST: Final = 10

@@ -107,7 +107,7 @@ class Snapshots:
             return await self._write(commit_timeout_s)
 
     async def _write(self, commit_timeout_s: float | None = None) -> int:
-        """Write one snapshot to its end, also when whoever waits for it is cancelled; the caller holds the lock.
+        """Write one snapshot to its end, also when the task that waits for it is cancelled; the caller holds the lock.
 
         What is in a snapshot is noted as clean. One that was left half done, at shutdown, would let the next one
         publish without it, past the records that it needs.

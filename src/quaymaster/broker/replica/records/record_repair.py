@@ -1,6 +1,6 @@
 """Bit rot: records that cannot be read here are fetched from other replicas, and repaired in place.
 
-    read ──unreadable──▶ every other broker of the journal: record(offsets) ──▶ choose ──▶ whoever reads
+    read ──unreadable──▶ every other broker of the journal: record(offsets) ──▶ choose ──▶ the reader
                                                                                   └──▶ written over the damage, fsynced
 
 A record is decided once, so every replica that has it as committed has the same. Where the own row can be read, its

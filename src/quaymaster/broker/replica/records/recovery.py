@@ -5,7 +5,7 @@
                          index.chunks      chunks of the partitions' indexes (broker/storage/chunk_store): derived
                          index.damaged     a chunk could not be read: look at all of them at the next start
 
-The index is derived from the journal. Chunks that are lost are made anew from the segments' record tables.
+The index is derived from the journal. Chunks that are lost are rebuilt from the segments' record tables.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from quaymaster.monitoring.logs import log_event
 INDEX_NAME = "index.chunks"
 DAMAGED_NAME = "index.damaged"
 SCATTERED_CHUNKS_MAX = 256
-"""Where records lie scattered, so many chunks of a partition, 160 KB each, are made anew by one look at the journal."""
+"""Where records lie scattered, so many chunks of a partition, 160 KB each, are rebuilt by one look at the journal."""
 
 log = logging.getLogger(__name__)
 
@@ -169,7 +169,7 @@ def recover(
 
 
 def rebuild(disk: Disk, files: JournalFiles, directory: str, make_queues: MakeQueues) -> Recovered:
-    """Make the queues of an open journal anew, up to where it ends now. Blocks; batches may be written meanwhile.
+    """Rebuild the queues of an open journal, up to where it ends now. Blocks; batches may be written meanwhile.
 
     Nobody may use the queues, snapshots and chunks that there were before.
     """
@@ -234,7 +234,7 @@ def _load(
 def _write_rebuilt(
     queues: QueueStates, chunks: ChunkStore, snapshots: SnapshotStore, snapshot: Snapshot
 ) -> None:
-    """Write the snapshot that was loaded once more, with the chunks made anew in the place of the lost ones."""
+    """Write the snapshot that was loaded once more, with the rebuilt chunks in the place of the lost ones."""
     chunks.snapshot_begun()
     changed = {
         encode_key(key): b"".join(
@@ -259,7 +259,7 @@ def _write_rebuilt(
 
 
 def rebuild_index(queues: QueueStates, files: JournalFiles) -> int:
-    """Make every index chunk that cannot be read anew from the journal; return how many there were."""
+    """Rebuild every index chunk that cannot be read from the journal; return how many there were."""
     count, is_done = 0, False
     while not is_done:
         is_done = True

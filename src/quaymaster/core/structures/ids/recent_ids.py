@@ -393,7 +393,7 @@ class RecentIds:
 
     @classmethod
     def from_bytes(cls, data: bytes, window_ms: int, entries_max: int | None = None) -> RecentIds:
-        """Rebuild from the joined `pieces`; the filters are made anew."""
+        """Rebuild from the joined `pieces`; the filters are made again."""
         result = cls(window_ms, entries_max)
         result._begin = 0 if data else None
         at = 0

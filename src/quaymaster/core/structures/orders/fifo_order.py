@@ -179,7 +179,7 @@ class _Line:
 
 
 def _state_of(key: int, group: Group, moving: Collection[int]) -> GroupState:
-    """Return a group's state; what was taken for a move is not decided yet: to whoever loads this it is visible."""
+    """Return a group's state; what was taken for a move is not decided yet: where this is loaded it is visible."""
     waiting, in_flight = group.waiting, list(group.in_flight)
     moved = [sequence for sequence in in_flight if sequence in moving] if moving else []
     if moved:

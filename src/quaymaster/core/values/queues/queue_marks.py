@@ -1,7 +1,7 @@
 """What a journal remembers of the queues that it ever had, so that nothing of theirs is given to others.
 
 Ids come from a store that may go back: it was restored from an older copy. The journal's own marks do not, as long as
-it has its snapshot and its records; whoever gives ids gives none below them.
+it has its snapshot and its records; no id below them is given.
 """
 
 from __future__ import annotations
