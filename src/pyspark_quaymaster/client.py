@@ -367,7 +367,7 @@ class Client:
         first_index: int,
         entries: Sequence[Mapping[str, Any]],
     ) -> tuple[int, bool]:
-        """Add messages to a stage, from this index on; nobody sees them until the transaction is committed.
+        """Add messages to a stage, from this index on; they are not seen until the transaction is committed.
 
         Return how many are in the stage now, and whether the transaction is committed already: then nothing was added.
         """

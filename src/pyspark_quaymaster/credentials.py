@@ -74,7 +74,7 @@ def find_endpoint(options: Mapping[str, str], environment: Mapping[str, str]) ->
             in_files.get("aws_session_token"),
         ),
     ):
-        # A key is taken from one place as a whole: half of one with half of another is nobody's key.
+        # A key is taken from one place as a whole: half of one with half of another is no key.
         if key_id and secret:
             return Endpoint(url.rstrip("/"), region or DEFAULT_REGION, key_id, secret, token or None)
         if key_id or secret:

@@ -157,7 +157,7 @@ class _Lane:
     def _run(self) -> None:
         with Client(self._options.endpoint, self._options.patience) as client:
             while (batch := self._batches.get()) is not None:
-                # After an error the rest is taken from the queue unsent, so that nobody waits for room in it.
+                # After an error the rest is taken from the queue unsent, so that no thread waits for room in it.
                 if self._failed.is_set():
                     continue
                 try:

@@ -249,7 +249,7 @@ class Broker:
                 await self.transfer(journal, min(others, key=lambda member: lags[member]), timeout_s)
 
     async def drop(self, request: DropRequest) -> bool:
-        """Delete a replica that nobody needs; false when a configuration that is known here names it."""
+        """Delete a replica that is not needed; false when a configuration that is known here names it."""
         number = request.journal
         journal = self.journals.get(number)
         configuration = self.configurations.get(number)
@@ -317,7 +317,7 @@ class Broker:
         await asyncio.gather(*(journal.close() for journal in self.journals.values()))
 
     def _put_aside(self, number: int, error: Exception) -> None:
-        """Keep a damaged replica where nobody opens it: the others go on, and the manager replaces this one."""
+        """Keep a damaged replica where it is not opened: the others go on, and the manager replaces this one."""
         aside = self.directory / f"{number}.damaged-{time.time_ns() // 1_000_000}"
         os.rename(self.directory / str(number), aside)
         self.disk.sync_directory(str(self.directory))

@@ -116,7 +116,7 @@ class Calls:
         self.metrics = metrics
         self.counts = FrontEndMetrics()
         self.usage = usage
-        """Takes a record of every request; None: nobody wants them."""
+        """Takes a record of every request; None: they are not wanted."""
         self.traces = traces
         self.broker_timeout_ms = broker_timeout_ms
         self.slow_request_ms = slow_request_ms or float("inf")
@@ -357,7 +357,7 @@ class Call(msgspec.Struct, eq=False):
         self.calls.reply(self, outcome)
 
     def on_disconnect(self) -> None:
-        """The client has gone: nobody must be handed messages in its name."""
+        """The client has gone: no messages may be handed out in its name."""
         if self.is_done:
             return
         if self.submitted is not None:

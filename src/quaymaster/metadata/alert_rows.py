@@ -17,7 +17,7 @@ DROPPED_AT_A_TIME: Final = 100
 
 
 async def drop_alerts_of(mirror: Mirror, account_id: str) -> None:
-    """Remove the alerts, destinations and dashboards of an account that was deleted, whose id nobody gets again.
+    """Remove the alerts, destinations and dashboards of an account that was deleted, whose id is never given again.
 
     What a crash leaves of them, or a console writes at the same moment, consoles remove.
     """

@@ -96,7 +96,7 @@ class QueueRegistry:
         await self.mirror.close()
 
     async def is_empty(self) -> bool:
-        """Tell whether nobody has written anything yet; NotNow."""
+        """Tell whether nothing was written yet; NotNow."""
         return all(row.key == COUNTED_TIME for row in (await self._store.list_prefix(ROOT, limit=2)).items)
 
     @property

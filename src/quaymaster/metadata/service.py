@@ -106,7 +106,7 @@ class Registry(Protocol):
     def queues(self) -> RegisteredQueues: ...
 
     async def is_empty(self) -> bool:
-        """Tell whether nobody has written anything yet: this is the store's first start; NotNow."""
+        """Tell whether nothing was written yet: this is the store's first start; NotNow."""
         ...
 
     @property

@@ -13,4 +13,4 @@ from contextvars import ContextVar
 from typing import Final
 
 REQUEST_ID: Final[ContextVar[str]] = ContextVar("request_id", default="")
-"""Empty: the work is nobody's in particular."""
+"""Empty: the work is of no request."""

@@ -5,7 +5,7 @@ Public: `TransportSecurity` (`client_context`, `server_context`, `check_peer`, `
 
     security = security_for(listen, settings.tls_directory, force_plaintext=settings.force_plaintext)
     hello = Hello(cell="eu1", role="broker", node="b1")
-    if security is None:                                            # loopback: nobody else is there
+    if security is None:                                            # loopback: no one else is there
         await RPCServer(handlers, hello).start(host, port)
         client = RPCClient(address, hello)
     else:

@@ -34,7 +34,7 @@ _REPLACED: Final = f"it is not the event that {BLOCKS.name} has"
 
 
 class Break(NamedTuple):
-    """A place where a chain does not hold; None for what nobody knows of it."""
+    """A place where a chain does not hold; None for what is not known of it."""
 
     front_end: str | None
     incarnation: int | None

@@ -50,7 +50,7 @@ PLACES_SCHEMA: Final = pa.schema(
 class CheckedBlocks(NamedTuple):
     """What was found of rows of bronze.blocks: breaks, and a mask of the rows whose content is what came.
 
-    `expired` rows have no content any more: nobody can say what silver must have of them.
+    `expired` rows have no content any more: what silver must have of them cannot be said.
     """
 
     breaks: list[UsageBreak]

@@ -4,7 +4,7 @@
 
 What is not broken, but told:
 
-- A *gap*: sequences that never came. The block behind it names one that nobody has.
+- A *gap*: sequences that never came. The block behind it names one that is nowhere.
 - A *branch*: two blocks go on from the same one, or have the same sequences: a front end's disk was copied, or came
   back. There may be more than one end, so links and ends of such an incarnation prove nothing.
 

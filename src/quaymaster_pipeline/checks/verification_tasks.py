@@ -146,7 +146,7 @@ class _FileCheck:
         self._batch_id = batch_id
         self._date = date
         self._unknown = np.empty(0, np.int64)
-        """Keys of blocks that are not what came: nobody knows what silver must have of them."""
+        """Keys of blocks that are not what came: what silver must have of them is not known."""
         self._findings = Findings()
 
     def take(self, group: int, blocks: Any) -> None:

@@ -203,7 +203,7 @@ def _feed(directory: Path, files: Path | None, *, patience_s: float | None = Non
 
 
 def _lag_blocks(directory: Path, tables: Warehouse) -> int | None:
-    """Return how many blocks the usage queue has that the tables have not; None when nobody can say."""
+    """Return how many blocks the usage queue has that the tables have not; None when that cannot be said."""
     from pyspark_quaymaster.errors import QuaymasterError
     from quaymaster_pipeline.jobs.jobs import lag_of
 

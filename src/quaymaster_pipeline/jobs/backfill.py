@@ -377,7 +377,7 @@ def _replace(
 def _replace_hours(workers: Workers, table: Table, compared: _Compared) -> None:
     """Put the right hours in place of wrong ones, and the control totals of all that there is then in the note.
 
-    The totals of the wrong rows are not known: nobody says whether the note of before was of them. So all files are
+    The totals of the wrong rows are not known, nor whether the note of before was of them. So all files are
     summed up, and by as much as the note of the same version is off, it is corrected; batches add to it meanwhile.
     """
     if not compared.adds and not compared.removes:

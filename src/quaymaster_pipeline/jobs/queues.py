@@ -4,7 +4,7 @@
                                                    queues that it had        gone when it was asked
 
 Events would tell less: they have the account that asked, which need not be the one that owns the queue, and nothing of
-a queue that nobody used. So queues made and deleted between two askings are not here, and none are when no server was
+a queue that was not used. So queues made and deleted between two askings are not here, and none are when no server was
 asked; rows of usage have name and kind of their queue themselves.
 """
 

@@ -19,7 +19,7 @@ HOURLY_MONTHS: Final = 25
 """How many whole months sums by hour, and latencies, are kept: two years can be compared, and the month in which that
 is done. Sums by day, which invoices are made of, stay."""
 KEEP_HOURS: Final = 24
-"""How long files that no table has any more are kept for those who still read them, and files that nobody committed:
+"""How long files that no table has any more are kept for those who still read them, and files that were not committed:
 another job may be about to."""
 MONTHS_OF_YEAR: Final = 12
 

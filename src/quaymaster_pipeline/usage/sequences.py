@@ -101,7 +101,7 @@ class _Progress:
 
     @property
     def is_complete(self) -> bool:
-        """Nothing more comes, and all is there; where nobody knows the end (the spool was lost), what came is all."""
+        """Nothing more comes, and all is there; where the end is not known (the spool was lost), what came is all."""
         if not self.is_sealed:
             return False
         end = max(self.ranges.highs, default=0) if self.seal_end is None else self.seal_end
@@ -190,7 +190,7 @@ class Coverage:
             progress.watermarks = [(end, max(reached)), *beyond]
         if block.sealed is not None:
             sealed = self._unpacked(block.sealed)
-            # Others may have said that nobody knows the end, before or after who did know.
+            # Others may have said that the end is not known, before or after who did know.
             if block.seal_end is not None or not sealed.is_sealed:
                 sealed.seal_end = block.seal_end
             sealed.is_sealed = True

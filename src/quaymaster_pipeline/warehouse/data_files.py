@@ -1,8 +1,8 @@
 """Parquet files of tables: written anywhere, named once, and part of a table only when its log says so.
 
-A task that is repeated, or run twice at a time, writes files under other names; those that nobody commits are garbage
-that `quaymaster pipeline compact` removes. Paths are relative to the table; storage options are those of `deltalake`,
-also for S3 and what is like it, so that Spark needs no Java library for it.
+A task that is repeated, or run twice at a time, writes files under other names; those that are not committed are
+garbage that `quaymaster pipeline compact` removes. Paths are relative to the table; storage options are those of
+`deltalake`, also for S3 and what is like it, so that Spark needs no Java library for it.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ def are_there(place: TablePlace, files: Iterable[DataFile]) -> bool:
 class FileWriter:
     """Writes one data file, batch by batch. `finish` makes it durable; without it nothing is left to commit.
 
-    Used with `with`, an error in the block deletes the file: where the disk is full, what nobody will commit takes no
-    room. What writes raises WarehouseFull.
+    Used with `with`, an error in the block deletes the file: where the disk is full, what will not be committed takes
+    no room. What writes raises WarehouseFull.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ def place_of_metrics(root: str, directory: Path, name: str) -> Path:
 
 
 def write_metrics(path: Path, text: str) -> None:
-    """Replace a metrics file, so that nobody reads half of it. The directory is made, if need be."""
+    """Replace a metrics file, so that half of it is never read. The directory is made, if need be."""
     part = path.with_name(f"{path.name}.part")
     with telling_full_disk(str(path)):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,7 @@ from quaymaster.protocol.sqs.request_signing import Signer, UnsignedRequest, sig
 from quaymaster_pipeline.warehouse.errors import StoreFails, telling_full_disk
 
 _DECORATION = re.compile("\x1b\\[[0-9;]*m|\u21b3")
-"""Colors and arrows, which are written also where nobody sees them."""
+"""Colors and arrows, which are written also where they are not seen."""
 _CODE = re.compile(r"<Code>(.+?)</Code>", re.DOTALL)
 _MESSAGE = re.compile(r"<Message>(.+?)</Message>", re.DOTALL)
 _NO_PLAIN_HTTP = "URL scheme is not allowed"

@@ -1,4 +1,4 @@
-"""Rows that are read more than once: in memory while they are few, else in a file that nobody else sees."""
+"""Rows that are read more than once: in memory while they are few, else in a file that no other process sees."""
 
 from __future__ import annotations
 

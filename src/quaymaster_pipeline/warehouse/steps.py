@@ -9,7 +9,7 @@ Watch = Callable[[int, int], None]
 
 
 def unwatched(done: int, total: int) -> None:
-    """Nobody watches."""
+    """It is not watched."""
 
 
 class Steps:

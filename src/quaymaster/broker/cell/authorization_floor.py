@@ -126,7 +126,7 @@ class AuthorizationFloor:
         if key != AUTHORIZATION_FLOOR:
             return
         if value is None:
-            # A store that was restored from before the first revocation: nobody can follow what it does not have.
+            # A store that was restored from before the first revocation: what it does not have cannot be followed.
             self._raises.clear()
             self._enforced = 0
             return

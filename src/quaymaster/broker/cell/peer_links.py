@@ -74,7 +74,7 @@ class PeerLinks:
                 client.notify(REPLICATE, encode_envelope(journal_id, envelope, version=version))
 
     def client(self, broker: str) -> RPCClient | None:
-        """Return the connection to a broker; None when nobody knows where it is."""
+        """Return the connection to a broker; None when it is not known where it is."""
         client = self._clients.get(broker)
         if client is None:
             address = self._addresses.get(broker)

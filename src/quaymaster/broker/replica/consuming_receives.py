@@ -63,7 +63,7 @@ class ConsumingReceives:
         self._records.read(offsets, partial(self._propose, command, reply, answer))
 
     def put_back(self, command: Receive, answer: TakenOutcome) -> None:
-        """Nobody wants them: make them visible again."""
+        """They are not wanted: make them visible again."""
         self._put_back(command, [taken.sequence for taken in answer.taken])
 
     def close(self) -> None:

@@ -61,7 +61,7 @@ class Waiter:
         """Until when it waits for a look, in loop time; 0: it has not begun to."""
 
     def finish(self) -> None:
-        """Nobody is to hear of it any more."""
+        """Its client is not to hear of it any more."""
         self.is_done = True
         self.stop_timer()
 
@@ -217,7 +217,7 @@ class Waiters:
         if self._expired:
             self._loop.call_soon(self._answer_expired)
         for waiter in some:
-            # One that was woken meanwhile is being decided: what it is given must not go to nobody.
+            # One that was woken meanwhile is being decided: what it is given must not be lost.
             if waiter.is_done or waiter.was_woken:
                 continue
             self._answer(waiter)

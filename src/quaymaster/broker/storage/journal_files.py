@@ -548,7 +548,7 @@ class JournalFiles(JournalReader):
                 (segment_name(segment.base_offset), self._disk.size(segment.open_file(self._disk).fd))
                 for segment in segments[:number]
             ]
-        # Without the lock: nobody waits for what is read, and what is durable stays as it is.
+        # Without the lock: no one waits for what is read, and what is durable stays as it is.
         data_end, last = self._last_batch_below(segments[number], end)
         found.append((segment_name(segments[number].base_offset), data_end))
         return segments[0].base_offset, last, found

@@ -6,7 +6,7 @@ What recovery decides at the first byte that does not verify ("the break"):
                         a segment that is not the last        ─▶ JournalCorrupt
     behind the break    a batch that says it was durable      ─▶ JournalCorrupt
                         the end of the file, inside the batch ─▶ JournalCorrupt
-    otherwise           a torn write nobody was told of       ─▶ cut there, zero the rest, go on
+    otherwise           a torn write, never acknowledged      ─▶ cut there, zero the rest, go on
 
 The durable floor is the highest one any batch header, the state file or the owner's snapshots name. A whole
 batch behind a break is not yet damage: a power cut keeps any part of the last unfinished write. It is damage

@@ -52,7 +52,7 @@ class JournalClosed(Exception):
 def lock_directory(disk: Disk, directory: str | os.PathLike[str]) -> FileHandle:
     """Take a journal's directory for this process, for as long as the handle lives; DirectoryInUse otherwise.
 
-    Snapshots and index chunks lie in it too, and loading them removes what they do not need: nobody may do that
+    Snapshots and index chunks lie in it too, and loading them removes what they do not need: no other may do that
     while another process uses the journal.
     """
     return FileHandle(disk, disk.lock(f"{os.fspath(directory).rstrip('/')}/{LOCK_NAME}"))

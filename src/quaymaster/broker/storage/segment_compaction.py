@@ -1,6 +1,6 @@
 """Rewriting closed segments with the records that are kept: offsets stay, batches without any of them go.
 
-Damage is met here as well, record by record: what nobody needs may be damaged.
+Damage is met here as well, record by record: what is not needed may be damaged.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _check_payloads(segment: Segment, data: memoryview, rows: Sequence[RecordRow
 def read_loosely(disk: Disk, segment: Segment) -> Iterator[tuple[BatchHeader, memoryview]]:
     """Yield the batches of a closed segment with their tables checked but not their payloads.
 
-    A record nobody needs may be damaged; compaction then takes the damage away.
+    A record that is not needed may be damaged; compaction then takes the damage away.
     """
     handle = segment.open_file(disk)
     offset = segment.base_offset

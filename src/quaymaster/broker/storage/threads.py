@@ -14,7 +14,7 @@ async def run_to_end(function: Callable[..., T], *arguments: Any) -> T:
     """Run `function` on a thread and return what it does.
 
     A thread cannot be cancelled. When the caller is, this waits until the thread has ended before it lets the
-    cancellation through, so nobody goes on to change or close what the thread still uses.
+    cancellation through, so no task goes on to change or close what the thread still uses.
     """
     work = asyncio.get_running_loop().run_in_executor(None, partial(function, *arguments))
     try:

@@ -325,4 +325,4 @@ class JournalWriter:
         try:
             self._post(callback, *arguments)
         except RuntimeError:
-            self._closing.set()  # the loop is closed: nobody is left to tell
+            self._closing.set()  # the loop is closed: no one is left to tell

@@ -210,7 +210,7 @@ def _plan_one(
 def _trusted_first(wanted: Mapping[str, Wanted]) -> list[tuple[str, Wanted]]:
     """Return roles in the file's order, but each behind those that its trust policy names.
 
-    A name that nobody has yet is refused. Roles that trust each other stay as they are.
+    A name that is not there yet is refused. Roles that trust each other stay as they are.
     """
     names = {name: _names_in_policies("roles", name, one) for name, one in wanted.items()}
     trusts = {

@@ -50,7 +50,7 @@ FSYNC_UNREAL_MS = 0.02
 """No disk answers faster; a file system in memory does."""
 MEMORY_BESIDE_CACHES_BYTES = 256 << 20
 KERNEL_MIN = (4, 13)
-"""Older kernels may report a failed write-back to nobody, so that an fsync after it succeeds."""
+"""Older kernels may not report a failed write-back, so that an fsync after it succeeds."""
 YEAR_MIN = 2025
 FUTURE_MAX_S = 120
 MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs"})
@@ -239,7 +239,7 @@ def measure_fsync_ms(place: Path, tries: int = FSYNC_TRIES) -> list[float]:
 
 
 def check_permissions(data: Path) -> Finding:
-    """The data directory is ours, and nobody else can read it or what is in it."""
+    """The data directory is ours, and no other user can read it or what is in it."""
     if not data.exists():
         parent = _existing(data)
         if not os.access(parent, os.W_OK | os.X_OK):

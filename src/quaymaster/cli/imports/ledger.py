@@ -1,4 +1,4 @@
-"""The state file of an import: which messages were committed here, and which batches nobody knows the end of.
+"""The state file of an import: which messages were committed here, and of which batches the end is not known.
 
     begin (fsynced) ──▶ StageMessages with Commit ──▶ settle: committed, its ids are kept for good
                                                           or not: its messages are taken again when they come

@@ -5,7 +5,8 @@
     restart  stops one process, if it runs, and starts it again
     down     stops stage after stage; the data stays
 
-Only one command changes a cluster at a time. Nobody starts again what has ended: that is for people and for tests.
+Only one command changes a cluster at a time. Processes that have ended are not started again: that is for people and
+for tests.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ class Cluster:
         """Refuse to start what would wait for others that do not run.
 
         Raises:
-            CommandRefused: of the stage before, nobody runs.
+            CommandRefused: of the stage before, no process runs.
         """
         running = self.running
         before: list[str] = []

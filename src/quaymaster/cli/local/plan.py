@@ -79,7 +79,7 @@ STOP_STAGES: Final[tuple[tuple[Role, ...], ...]] = (
     ("broker",),
     ("etcd",),
 )
-"""Nobody loses what it needs; managers before brokers, so that nobody is appointed who is about to end."""
+"""No process loses what it needs; managers before brokers, so that no broker is appointed that is about to end."""
 
 PLANNED_SETTINGS: Final = frozenset(
     {

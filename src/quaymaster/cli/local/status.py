@@ -48,7 +48,7 @@ class ProcessStatus(msgspec.Struct, frozen=True):
 class LocalJournal(msgspec.Struct, frozen=True):
     """A journal and the processes that hold it.
 
-    `leader` is None while nobody has taken over; `lag_records`, how far the last of the members is behind, is None
+    `leader` is None while none has taken over; `lag_records`, how far the last of the members is behind, is None
     when the leader does not say.
     """
 

@@ -55,7 +55,7 @@ class WrongUsage(CommandFailed):
 
 
 class NoServer(CommandFailed):
-    """There is nobody to ask, or nobody who can answer now."""
+    """There is no one to ask, or no one who can answer now."""
 
     exit_code = EXIT_NO_SERVER
 

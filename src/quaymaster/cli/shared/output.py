@@ -36,7 +36,7 @@ def note(text: str) -> None:
 
 
 def ask_before_deletion(question: str, option: str) -> str:
-    """Return what is typed; WrongUsage names the `option` that answers where nobody can."""
+    """Return what is typed; WrongUsage names the `option` that answers where there is no terminal."""
     if not sys.stdin.isatty():
         raise WrongUsage(f"This asks before it deletes; give {option} where nobody can answer.")
     sys.stderr.write(question)
@@ -126,7 +126,7 @@ class Bar:
 def progress_bar(
     what: str, *, total: float | None = None, quiet: bool = False, in_bytes: bool = False
 ) -> Iterator[Bar]:
-    """Show a progress bar on stderr while the block runs; `total` None means that nobody knows how much."""
+    """Show a progress bar on stderr while the block runs; `total` None means that it is not known how much."""
     if quiet or not sys.stderr.isatty():
         yield Bar(None, total, what)
         return

@@ -10,7 +10,7 @@
                                                                (trust policies only; "*" does not mean it)
 
 A name of a user or role is bound to its unique id: a new one with an old one's name gains nothing. A name that is bound
-to none means nobody.
+to none means no principal.
 
 Source: IAM User Guide, "IAM JSON policy elements: Principal" and "NotPrincipal".
 """

@@ -1,6 +1,6 @@
 """The operators' rules about messages as alerts that consoles evaluate themselves, with and without Prometheus.
 
-They are no rows: nobody changes them, and they are told to Alertmanager alone. Each is of one account, and named after
+They are no rows: they are never changed, and are told to Alertmanager alone. Each is of one account, and named after
 its rule.
 """
 

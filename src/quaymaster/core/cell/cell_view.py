@@ -262,7 +262,7 @@ class CellView:
         )
 
     def was_cut_off(self, number: int, configuration: JournalConfiguration) -> bool:
-        """Tell whether it may be the manager that heard nobody till just now, or that hears nobody from now on.
+        """Tell whether it may be the manager that heard no broker till just now, or that hears none from now on.
 
         In the first case the leader may be heard next; in the second the others fall silent with it, and what they
         said last is old.

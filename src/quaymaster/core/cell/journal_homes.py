@@ -56,7 +56,7 @@ def _shift_home(homes: dict[int, str | None], hosts: dict[int, list[str]], count
     fewest = min(counts.values(), default=0)
     for fullest in sorted(counts, key=lambda name: -counts[name]):
         if not _has_many_more(counts[fullest], fewest):
-            break  # nobody has room for one of its own
+            break  # no broker has room for one of its own
 
         def may_take(name: str, most: int = counts[fullest]) -> bool:
             return _has_many_more(most, counts[name])

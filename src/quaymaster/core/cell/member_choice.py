@@ -45,7 +45,7 @@ class MemberChoice:
     def with_learners(
         self, number: int, journal: JournalSeen, learners: tuple[str, ...]
     ) -> tuple[str, ...] | None:
-        """Return the members once these learners are; None when nobody's place is to be taken."""
+        """Return the members once these learners are; None when no member is to be replaced."""
         configuration = journal.configuration
         members = [*configuration.members, *learners]
         wanted = self.wanted(configuration)

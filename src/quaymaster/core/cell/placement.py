@@ -11,7 +11,7 @@ Everything seen may be old or wrong, and another manager may plan at the same ti
 compare-and-swap on the revision it was planned for, and no record depends on a plan being right
 (core/replication/replication). What depends on it is service. So:
 
-- While a leader and a majority hear each other, nobody else is appointed, whether the manager hears it or not.
+- While a leader and a majority hear each other, no other is appointed, whether the manager hears it or not.
 - An epoch that is appointed is higher than every epoch that was promised, as far as was seen.
 - Members change in one step, by a learner that has almost everything, and their number never falls by a plan except
   to `replicas`.
@@ -225,7 +225,7 @@ class _Planner:
             self._even_out(number, journal)
 
     def clear_up(self) -> None:
-        """Drop replicas that nobody needs, and let drained brokers go."""
+        """Drop replicas that are not needed, and let drained brokers go."""
         for broker in self._brokers.values():
             if not self._cell.is_heard(broker.name):
                 continue

@@ -144,4 +144,4 @@ def _has(limit: Limit, word: str) -> bool:
 
 
 def _ignore(name: LimitName, limit: Limit | None) -> None:
-    """Nobody has to hear of it."""
+    """Nothing has to hear of it."""

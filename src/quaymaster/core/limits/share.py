@@ -24,7 +24,7 @@ MEAN_MS: Final = 10_000
 ALONE_MS: Final = 60_000
 """After so long without a grant, a front end has rate/N."""
 IDLE_MS: Final = 2_000
-"""A bucket that nobody asked for so long is no longer reported."""
+"""A bucket that was not asked for so long is no longer reported."""
 DEMAND_LEAST: Final = 1_000 / REPORT_MS
 """Until then it reports at least one request in a report: a client that waits for a token comes back for it."""
 BEGIN_MS: Final = 20

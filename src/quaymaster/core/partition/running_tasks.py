@@ -1,4 +1,4 @@
-"""Which partitions have a running message move task: kept current, so that nobody looks through all partitions."""
+"""Which partitions have a running message move task: kept current, so that no others are looked through."""
 
 from __future__ import annotations
 

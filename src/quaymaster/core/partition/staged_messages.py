@@ -1,4 +1,4 @@
-"""What transactions have brought to a partition: messages that are nobody's before their transaction commits.
+"""What transactions have brought to a partition: messages that are not seen before their transaction commits.
 
     STAGE_BEGIN ──▶ STAGE, STAGE, …   in the journal, each at its place: stage number << 24 | index in the stage
          │
@@ -326,7 +326,7 @@ class StagedMessages:
             del self._open_stages[stage.number]
 
     def forget(self, head: int, now_ms: int) -> None:
-        """Forget what nobody can ask for any more: of messages below `head`, and of sinks long silent."""
+        """Forget what can no longer be asked for: of messages below `head`, and of sinks long silent."""
         self.forget_runs(head, now_ms)
         while self.sinks and (sink := next(iter(self.sinks.values()))).committed_ms + SINK_KEPT_MS <= now_ms:
             del self.sinks[sink.name]

@@ -547,7 +547,7 @@ class ConsumedQueues(AppliedQueues):
     def _advance(self, partition: Partition, now_ms: int) -> bool:
         """Bring a partition up to `now_ms`, as far as this millisecond's share of that work goes.
 
-        A receive that then finds nothing asks again; so many messages that are due at once hold nobody else up.
+        A receive that then finds nothing asks again; so many messages that are due at once do not hold up others.
         """
         if not partition.is_behind(now_ms):
             return False

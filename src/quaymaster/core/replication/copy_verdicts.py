@@ -19,7 +19,7 @@ def judge_copy(*, promised_epoch: int, end: Position, leader_epoch: int, copy_en
     wait: the leader's disk is behind what it leads with, or another leads by now. Another copy may do.
 
     A higher epoch may have been promised meanwhile: what was said of the log then still holds for one that is above it
-    in this order, and nobody counts on the rest, for a copy is not acknowledged. So long copies are not made in vain.
+    in this order, and the rest is not counted on, for a copy is not acknowledged. So long copies are not made in vain.
     """
     if promised_epoch < leader_epoch:
         return "wait"

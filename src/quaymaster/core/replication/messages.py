@@ -123,7 +123,7 @@ Message = Prepare | Promise | FetchBatches | Tail | Append | Appended | Mismatch
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
-    """A message on its way. Members are named `node@storage_id`, so a re-formatted disk gets nobody else's votes."""
+    """A message on its way. Members are named `node@storage_id`, so a re-formatted disk gets no votes of another."""
 
     sender: str
     receiver: str

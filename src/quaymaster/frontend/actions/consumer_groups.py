@@ -58,7 +58,7 @@ class ConsumerGroups:
         raise unknown_until(task)
 
     async def take(self, group: QueueDefinition, reader: str) -> None:
-        """Let a reader have a group, and nobody who had it before."""
+        """Let a reader have a group, and take it from those who had it before."""
         tags = {READER_TAG: reader}
         await self._queues.change(TagQueue(group.account_id, group.name, tags, queue_id=group.queue_id))
 

@@ -61,7 +61,7 @@ class MessageIds:
         self._ready: list[bytes] = []
 
     def next(self) -> bytes:
-        """Return an id nobody had before."""
+        """Return an id that was never used before."""
         if not self._ready:
             self._ready = self._make()
         return self._ready.pop()

@@ -337,7 +337,7 @@ async def check_has_no_outputs(
 ) -> None:
     """Raise NotNow while messages that completions sent from a queue are under way, as far as brokers answer.
 
-    Its journals see to it again; but by then nobody finds the queue any more, who would ask once more. A partition was
+    Its journals see to it again; but by then the queue is no longer found, so no client asks once more. A partition was
     drained when it had none; or it was given up, and its journal does not answer.
     """
     outputs = 0

@@ -35,7 +35,7 @@ TAKEN_PER_RETURN: Final = 5
 SPACING_MS_MAX: Final = 10.0
 """Longest time between two that come back."""
 PAUSE_MS: Final = 1_000
-"""After so long without a pass, nobody waited meanwhile or the process was stopped: waits are judged again."""
+"""After so long without a pass, no request waited meanwhile or the process was stopped: waits are judged again."""
 GUARD_MS: Final = 1_000
 """How long waits are kept short after the last of the refused could come back."""
 

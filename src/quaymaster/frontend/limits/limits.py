@@ -278,8 +278,8 @@ def _claimed_action(request: HTTPRequest) -> str:
 
 
 def _ignore(name: LimitName, meters: Meters) -> None:
-    """Nobody has to hear of it."""
+    """Nothing has to hear of it."""
 
 
 def _ignore_use(meters: Meters) -> None:
-    """Nobody has to hear of it."""
+    """Nothing has to hear of it."""

@@ -1,6 +1,6 @@
 """Which logs are read in bulk through this front end: of what a front end of a cell builds blocks.
 
-It does not know all queues, and would build blocks of those that others are asked for. A log that nobody has read for
+It does not know all queues, and would build blocks of those that others are asked for. A log that was not read for
 a while is forgotten, and its blocks are deleted.
 """
 

@@ -50,7 +50,7 @@ def take_name(directory: Path, node: str, recorded: str | None, *, is_named: boo
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        # A full disk keeps nobody from starting; the next start tries again.
+        # A full disk does not keep it from starting; the next start tries again.
         log_event(log, logging.WARNING, "front end's name not kept", path=str(path), reason=str(error))
         with suppress(OSError):
             temporary.unlink()

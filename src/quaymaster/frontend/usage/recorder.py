@@ -19,7 +19,7 @@ What a policy denies is an audit event, whatever the action, up to so many a sec
 Requests that were refused before it was known who asks are not recorded one by one: anyone can send any number,
 and records are kept for long.
 
-Reads and sends of the pipeline's own queue are not recorded: nobody is to be billed for them, and a pipeline that
+Reads and sends of the pipeline's own queue are not recorded: they are not billed, and a pipeline that
 reads would otherwise have something new to read for ever.
 """
 

@@ -130,7 +130,7 @@ class SpoolFiles:
         try:
             return decode_file_head(data)
         except CorruptBlock as error:
-            # Made by a crash, with nothing in it; or damaged, and nobody knows what it was.
+            # Made by a crash, with nothing in it; or damaged, and what it was is not known.
             log_event(
                 log, logging.WARNING, "usage spool file not readable", path=str(path), reason=str(error)
             )
@@ -145,7 +145,7 @@ class SpoolFiles:
             if extra:
                 try:
                     _write_all(fd, extra, spool_file.end)
-                except OSError as error:  # a full disk keeps nobody from starting
+                except OSError as error:  # a full disk does not keep it from starting
                     log_event(log, logging.WARNING, "usage spool not mended", reason=str(error))
                     os.ftruncate(fd, spool_file.end)
                     # Shipped all the same: the file may be gone before the next start.

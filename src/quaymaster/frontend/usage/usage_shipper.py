@@ -8,7 +8,7 @@ A block is sent with a retry identity made of its own bytes: sent again within t
 (`retry_window_ms`), it is stored once. After that a second copy may be stored; it has the same front end, incarnation
 and sequences, by which the pipeline knows it.
 
-These sends go to the broker past the front end's own port: they are no requests, and nobody is billed for them.
+These sends go to the broker past the front end's own port: they are no requests, and are not billed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ RETRY_MAX_S: Final = 10.0
 USAGE_QUEUE_ATTRIBUTES: Final = {
     RETENTION_MODE.name: LOG,
     RETENTION.name: str(30 * 86_400),
-    # Nobody's dead letters are usage records.
+    # Usage records are never dead letters.
     REDRIVE_ALLOW_POLICY.name: str(RedriveAllowPolicy("denyAll")),
 }
 """What the queue is made with. Operators may change its retention."""

@@ -138,7 +138,7 @@ class MasterKeys:
         return self._table.compare("")
 
     async def ready(self) -> None:
-        """Return when `wrap` and `unwrap` need to ask nobody. KeysUnusable, NotNow."""
+        """Return when `wrap` and `unwrap` need not ask. KeysUnusable, NotNow."""
         row = self.row
         if row.current_key_id not in self._ciphers:
             await self._fetch(row.current_key_id)

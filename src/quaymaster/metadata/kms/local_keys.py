@@ -84,7 +84,7 @@ class LocalKey(msgspec.Struct, frozen=True):
 
 
 class LocalKeys:
-    """Answers from memory: `check`, `generate_now` and `decrypt_now` ask nobody."""
+    """Answers from memory: `check`, `generate_now` and `decrypt_now` ask no other process."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class LocalKeys:
         """Return the key that an account's queue names; raises one of Kms* where it cannot be used."""
         parsed = parse_key_name(name, account_id=account_id, region=self._region)
         if parsed.account_id != account_id:
-            # As in KMS, nobody learns which keys others have.
+            # As in KMS, callers do not learn which keys others have.
             raise KmsAccessDenied(f"Key '{name}' does not exist, or is of another account.")
         key_id = parsed.name
         if parsed.is_alias:

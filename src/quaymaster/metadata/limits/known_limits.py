@@ -61,7 +61,7 @@ class KnownLimits:
         await self._mirror.transact([], deletes=[LIMITS + name.text()])
 
     async def drop_all_of(self, account_id: str) -> None:
-        """Remove the limits of an account that was deleted, whose id nobody gets again."""
+        """Remove the limits of an account that was deleted, whose id is never given again."""
         keys = [LIMITS + name.text() for name, _ in self.table.of_account(account_id)]
         for at in range(0, len(keys), DROPPED_AT_A_TIME):
             await self._mirror.transact([], deletes=keys[at : at + DROPPED_AT_A_TIME])

@@ -49,7 +49,7 @@ class Deletion:
         self._journals = journals
 
     async def delete(self, request: DeleteQueue) -> tuple[QueueDefinition, int]:
-        """Delete a queue, and return the revision of its row from when on nobody found it."""
+        """Delete a queue, and return the revision of its row from which on it was not found."""
         async with self._queues.only_one(f"{request.account_id}/{request.name}"):
             deleting, revision = await self._begin(request)
             await self.finish(deleting)

@@ -3,7 +3,7 @@
     store away, restored, or this process new ──▶ distrusted ──all journals asked──▶ trusted, until it is away again
 
 While it is trusted nothing is asked. A store that is behind the journals has gone back: it was restored from an older
-copy, and what it lost, nobody can tell it. Then changes are refused until an operator decides to go on with it.
+copy, and cannot be told what it lost. Then changes are refused until an operator decides to go on with it.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ class Queues(StoredQueues):
     async def change_row(self, request: QueueChange) -> tuple[QueueDefinition, int]:
         """Do what is asked; return the queue's row of one moment, and that moment's revision.
 
-        Of a deleted queue it is the revision from when on nobody found it. Raises as `change`, and NotNow when the
+        Of a deleted queue it is the revision from which on it was not found. Raises as `change`, and NotNow when the
         queue was deleted meanwhile.
         """
         if isinstance(request, DeleteQueue):
@@ -170,7 +170,7 @@ class Queues(StoredQueues):
     async def reconcile(self, *, older_than_ms: int = 0) -> int:
         """Finish what is pending for `older_than_ms`, and drop rows whose time is over; return how many were finished.
 
-        Nobody waits for it: there may be thousands of such rows, and each takes a durable write or a part of one.
+        No caller waits for it: there may be thousands of such rows, and each takes a durable write or a part of one.
         """
         finished = await self.finish_pending(older_than_ms=older_than_ms)
         for queue_id in self.gone_logs():

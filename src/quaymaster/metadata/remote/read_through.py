@@ -115,7 +115,7 @@ class CacheLoader:
 
     A queue that was created elsewhere, and answered, is found: a node says that there is none when the store has
     none, and who asks later asks again. Of keys it is remembered for a while: their ids are made up by chance, and
-    nobody asks for one before it exists.
+    none is asked for before it exists.
 
     Each kind of row has bounds of its own: made-up access keys keep
     no client from finding a queue.

@@ -34,7 +34,7 @@ class IdAllocator:
         self._end = 1
 
     async def next_id(self) -> int:
-        """Return a number nobody was given before."""
+        """Return a number that was never given before."""
         async with self._lock:
             if self._next == self._end:
                 await self._set_aside()

@@ -236,7 +236,7 @@ class BrokerRouter:
         there = [route.room.all for route in routes]
         yield Sample("quaymaster_broker_calls_waiting", sum(all_.commands for all_ in there), ("command",))
         yield Sample("quaymaster_broker_calls_waiting", sum(all_.polls for all_ in there), ("long_poll",))
-        # One that nobody needs stays closed until somebody does.
+        # One that is not needed stays closed until it is.
         lost = sum(
             not route.is_open and bool(route.room.all.commands or route.room.all.polls) for route in routes
         )
@@ -418,7 +418,7 @@ class BrokerRouter:
                 self._answer(submission, error)
 
     def _outcome_unknown(self, submission: Submission) -> None:
-        """Nobody can say whether it was carried out."""
+        """It cannot be said whether it was carried out."""
         submission.is_unknown = True
         if _is_asked_again(submission) and submission.reparks < REPARKS_MAX:
             submission.reparks += 1
@@ -509,7 +509,7 @@ class BrokerRouter:
     # Pools
 
     def _drop_pools(self) -> bool:
-        """Close the pools that nobody needs; true when there was one."""
+        """Close the pools that are not needed; true when there was one."""
         used = {route.pool.address for route in self._routes.values() if route.pool is not None}
         unused = [
             pool

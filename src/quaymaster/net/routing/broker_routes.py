@@ -364,7 +364,7 @@ class Route:
             self._probe_later()
 
     def _next_to_probe(self) -> str | None:
-        """Return the leader's address and those of the other members in turn; None while nobody is known."""
+        """Return the leader's address and those of the other members in turn; None while none is known."""
         leader = self._leader.address if self._leader is not None else None
         others = [address for address in self._router.table.members_of(self.journal_id) if address != leader]
         number = self._probes

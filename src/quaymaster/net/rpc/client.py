@@ -266,7 +266,7 @@ class RPCClient:
 
     @property
     def peer(self) -> Hello | None:
-        """Who answers; None while nobody does."""
+        """Who answers; None while no one does."""
         return self._connection.peer if self._connection is not None else None
 
     @property

@@ -89,7 +89,7 @@ Connector = Callable[[Callable[[], asyncio.Protocol]], Awaitable[object]]
 
 _encode = msgspec.msgpack.Encoder().encode
 WAITING, ANSWERED, GONE = range(3)
-"""What an incoming call is: unanswered, answered, or waited for by nobody (a notice, cancelled, connection lost)."""
+"""What an incoming call is: unanswered, answered, or no longer waited for (a notice, cancelled, connection lost)."""
 
 
 class IncomingCall:
@@ -120,7 +120,7 @@ class IncomingCall:
         self.patience_ms = 0
         """How long it may take before it is slow, on top of what any may: of a long poll, its wait."""
         self.on_cancel: Callable[[], None] | None = None
-        """Called when nobody waits any more: cancelled, out of time, or the connection lost. Not after an answer."""
+        """Called when the caller no longer waits: cancelled, out of time, or disconnected. Not after an answer."""
         self._deadline_ms: int = header.deadline_ms
         self._received_s = received_s
         self.state = state
@@ -149,7 +149,7 @@ class IncomingCall:
 
     @property
     def deadline_ms(self) -> int:
-        """How long the caller still waits; 0 when it is too late, or nobody does."""
+        """How long the caller still waits; 0 when it is too late, or it does not wait."""
         if not self.is_waiting:
             return 0  # it gave up by its own clock, which began a little earlier
         elapsed_s = self.connection.loop.time() - self._received_s
@@ -161,7 +161,7 @@ class IncomingCall:
         return self.state == WAITING
 
     def reply(self, body: bytes | msgspec.Struct = b"") -> None:
-        """Answer; a struct is sent as MessagePack. When nobody waits any more, nothing happens."""
+        """Answer; a struct is sent as MessagePack. When the caller no longer waits, nothing happens."""
         if isinstance(body, msgspec.Struct):
             body = _encode(body)
         self._answer(REPLY, body)
@@ -198,7 +198,7 @@ class IncomingCall:
             )
 
     def give_up(self) -> None:
-        """Nobody waits any more; tell the handler."""
+        """The caller no longer waits; tell the handler."""
         self.state = GONE
         if self.on_cancel is not None:
             call_back(self.on_cancel)

@@ -85,7 +85,7 @@ class Transport:
         )
 
     def check_peer(self, *roles: str) -> CheckPeer | None:
-        """Return the check that a peer has one of these roles; None where nobody can tell."""
+        """Return the check that a peer has one of these roles; None where that cannot be told."""
         return None if self.security is None else self.security.check_peer(*roles)
 
     async def listen(

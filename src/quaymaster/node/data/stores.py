@@ -166,7 +166,7 @@ async def _join(
 ) -> None:
     """Make sure that directory and etcd belong together; in a new directory, note that they do.
 
-    Raises StoreUnusable when they do not, or when nobody can tell; nothing was changed then.
+    Raises StoreUnusable when they do not, or when that cannot be told; nothing was changed then.
     """
     loop = asyncio.get_running_loop()
     has_journals = await loop.run_in_executor(None, (data / JOURNALS_DIRECTORY).exists)

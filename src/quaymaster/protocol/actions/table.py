@@ -97,7 +97,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     check: Callable[[Any], Any] | None = None
     """What must hold of its input before its queue is looked for; returns what the input means."""
     writes: bool = False
-    """Whether it changes its queue or adds messages to it, which nobody does to queues of the server itself."""
+    """Whether it changes its queue or adds messages to it, which is not done to queues of the server itself."""
     is_fresh: bool = False
     """Whether it must see what another front end has just changed."""
     makes_group: bool = False

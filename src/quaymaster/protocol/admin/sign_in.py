@@ -14,7 +14,7 @@ from quaymaster.protocol.admin.operation import NOT_THERE, AdminOperation, row
 SIGN_IN_MS: Final = 12 * 3_600_000
 LINK_MS: Final = 60_000
 BODY_BYTES_MAX: Final = 4_096
-"""Of a sign-in that nobody signed."""
+"""Of a sign-in that is not signed."""
 PASSWORD_CHARS_MIN: Final = 12
 PASSWORD_CHARS_MAX: Final = 256
 READ_ONLY_POLICY: Final = (

@@ -10,7 +10,7 @@ Little-endian; the header is MessagePack, the body whatever the method says.
     REPLY     what came of it                                  body
     ERROR     it failed                                        body: `protocol/rpc/error_codec`
     NOTICE    said once, not answered (id 0)                   header: CallHeader
-    CANCEL    nobody waits for this call any more
+    CANCEL    the caller no longer waits for this call
     PING, PONG   is there anybody?
 
 Both sides begin with HELLO. The highest version that both speak is that of all later frames; when there is none, a
@@ -88,7 +88,7 @@ class Goodbye(msgspec.Struct, frozen=True):
 
 
 class CallHeader(msgspec.Struct, array_like=True, gc=False):
-    """What is called, how many ms are left for it (0: said once, nobody waits), and whose request it belongs to."""
+    """What is called, how many ms are left for it (0: said once, not waited for), and whose request it belongs to."""
 
     method: str
     deadline_ms: int = 0

@@ -1,4 +1,4 @@
-"""AWS Signature Version 4: who sent a request, and proof that nobody changed it on the way.
+"""AWS Signature Version 4: who sent a request, and proof that it was not changed on the way.
 
 What is signed is in `canonical_requests`; clients sign with `request_signing`.
 

@@ -30,7 +30,7 @@ class DroppedCount(msgspec.Struct, array_like=True, gc=False):
 class Dropped(msgspec.Struct, array_like=True, gc=False):
     """Records that are not there: those of `from_sequence` to `to_sequence` (half open), and what they would have said.
 
-    `counts` is empty where nobody knows that any more.
+    `counts` is empty where that is no longer known.
     """
 
     from_sequence: int

@@ -71,7 +71,7 @@ say what was the last, since the spool is gone."""
 
 
 class Seal(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The end of an incarnation. `end_sequence`: the number that its next record would have had; None: nobody knows."""
+    """The end of an incarnation. `end_sequence`: the number that its next record would have had; None: not known."""
 
     incarnation: int
     end_sequence: int | None

@@ -53,13 +53,13 @@ CRASH_SECONDS: Final = 3
 CRASH_MESSAGES_MIN: Final = CRASH_SECONDS * MESSAGES_PER_REQUEST
 """What a front end may lose that did less than one full request a second."""
 CRASH_MESSAGES_UNKNOWN: Final = 1_000
-"""What one may lose that recorded nothing in the hour before, so that nobody knows its rate."""
+"""What one may lose that recorded nothing in the hour before, so that its rate is not known."""
 STOPPED: Final = "stopped"
 CRASHED: Final = "crashed"
 _OF_SECONDS: Final = ["front_end", "epoch", "event_time", "action", "messages"]
 _SECONDS: Final = "messages by second"
 NEVER_US: Final = 1 << 62
-"""The latest time of what nobody knows a time of."""
+"""The latest time of what has no known time."""
 CRASHES_AT_ONCE: Final = 64
 """The rates of so many front ends are looked up together, if they were last heard within RATES_TOGETHER_US."""
 RATES_TOGETHER_US: Final = 6 * HOUR_US
@@ -222,7 +222,7 @@ def _crashes(
         rate = rates.get(owner)
         last_us = heard_us if rate is None else max(heard_us, rate.last_us)
         latest_us = min(taken_us for _, taken_us in ended[owner])
-        # Of a spool that is lost nobody knows how much longer it was written than shipped.
+        # How much longer a lost spool was written than shipped is not known.
         if any(reason == CRASHED for reason, _ in ended[owner]) and last_us >= EARLIEST_US:
             latest_us = min(latest_us, last_us + SKEW_US + SILENT_US)
         for measure in MEASURES:

@@ -81,7 +81,7 @@ BASELINE: Final = "baseline"
 ACCEPTED: Final = "accepted"
 """A baseline that an operator set: what was before is not compared."""
 NO_QUEUE: Final = 0
-"""In usage, requests of which nobody knows the queue."""
+"""In usage, requests whose queue is not known."""
 
 
 class QueueCount(NamedTuple):
@@ -209,7 +209,7 @@ def last_counted(warehouse: Warehouse) -> datetime.datetime | None:
 def set_back_from(warehouse: Warehouse, now: datetime.datetime) -> datetime.datetime | None:
     """Return the latest time that usage or counts have, if it is later than `now` can be; None if it is not.
 
-    Then a clock was set back, or one is ahead. Of usage up to a time in between nobody knows whether it was recorded
+    Then a clock was set back, or one is ahead. Of usage up to a time in between it is not known whether it was recorded
     before the brokers were counted at that time, or will be after: so nothing is counted and compared until then.
     """
     of_tables = (
@@ -453,7 +453,7 @@ def _with_quarantine(usage: Any, causes: NewCauses, counted_us: int) -> Any:
 
 
 def _of_no_queue(causes: NewCauses) -> Iterable[OpenCause]:
-    """Yield what failed requests may explain of which nobody knows the queue: it may have been any."""
+    """Yield what failed requests may explain whose queue is not known: it may have been any."""
     for measure in MEASURES:
         sums = causes.failed.get((NO_QUEUE, measure), FailedSums())
         yield OpenCause(FAILED, measure, sums.now, sums.now_us, sums.now_us)

@@ -153,7 +153,7 @@ def compare_pages(streams: Streams, writer: FileWriter) -> Pages:
 
 def _pages(streams: Streams) -> Iterator[_Page]:
     usage_ids = streams.usage.column("queue_id").to_numpy()
-    begin = int(np.searchsorted(usage_ids, 0, side="right"))  # not those of which nobody knows the queue
+    begin = int(np.searchsorted(usage_ids, 0, side="right"))  # not those whose queue is not known
     while True:
         bound = streams.counts.next_bound()
         counts, state = streams.counts.up_to(bound), streams.state.up_to(bound)

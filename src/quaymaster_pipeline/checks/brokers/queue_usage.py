@@ -124,7 +124,7 @@ class Wanted:
 
 
 def sum_usage(events: Table, wanted: Wanted, workers: Workers) -> Any:
-    """Return sums by queue and measure, sorted by queue; NO_QUEUE, 0, has those of which nobody knows the queue."""
+    """Return sums by queue and measure, sorted by queue; NO_QUEUE, 0, has those whose queue is not known."""
     since_us = min(wanted.kept.low_us, wanted.kept.high_us)
     files = [
         file.path
@@ -182,7 +182,7 @@ def _sums_of_rows(rows: Any, is_send: Any, wanted: Wanted) -> Any:
     is_low &= ~has_baseline | (times > until_us + ANSWERED_AFTER_US)
     is_high = (times <= until.high_us) & ~(is_known & (times <= kept.high_us))
     is_high &= ~has_baseline | (times > counted_us - SKEW_US)
-    # Of a transaction, asking again for its commit tells how many messages were sent that nobody was told of.
+    # Of a transaction, asking again for its commit tells how many messages were sent that no client was told of.
     found_done = np.where(pc.is_in(rows.column("action"), _COMMITS).to_numpy(), duplicates, 0)
     is_large = pc.equal(rows.column("action"), STAGE_AND_COMMIT.name).to_numpy()
     messages_max = np.where(is_large, STAGE_MESSAGES_MAX, MESSAGES_PER_REQUEST)

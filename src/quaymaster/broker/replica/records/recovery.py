@@ -171,7 +171,7 @@ def recover(
 def rebuild(disk: Disk, files: JournalFiles, directory: str, make_queues: MakeQueues) -> Recovered:
     """Rebuild the queues of an open journal, up to where it ends now. Blocks; batches may be written meanwhile.
 
-    Nobody may use the queues, snapshots and chunks that there were before.
+    The queues, snapshots and chunks of before must not be used any more.
     """
     path = f"{directory}/{files.journal_id}"
     return _twice(lambda: _load(disk, path, lambda durable_floor: files, make_queues))
