@@ -19,12 +19,12 @@ from quaymaster.core.values.commands.completions import Complete, CompletionDeci
 from quaymaster.core.values.commands.decided import TakenOutcome
 from quaymaster.core.values.commands.messages import Receipt, Receive, Send
 from quaymaster.core.values.commands.moves import EndMoves, MoveBegun, MoveIn, MoveInOutcome, MoveMessage
-from quaymaster.core.values.commands.partitions import SetQueue
+from quaymaster.core.values.commands.partitions import ForgetQueue, SetQueue
 from quaymaster.core.values.commands.unions import Command, InternalCommand
 from quaymaster.core.values.errors import NotLeader, NotNow, TooFewReplicas
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.messages import message_id_of
-from quaymaster.core.values.partition_tables import with_children, with_children_open, without
+from quaymaster.core.values.partition_tables import with_children, with_children_open, with_given_up, without
 from quaymaster.core.values.queues.partition_keys import partition_key
 from quaymaster.core.values.queues.queue_definitions import KEY_MAX, QueueDefinition
 from quaymaster.monitoring.supervision import listen_for_failures
@@ -147,6 +147,8 @@ class Targets:
         self.gone: list[tuple[int, int, list[str]]] = []
         self.doubted = 0
         self.table: QueueDefinition | None = None
+        self.lost: list[tuple[int, list[str], bool]] = []
+        self.is_waited_for = True
 
     def note(self, queue: QueueDefinition) -> None:
         self.noted.append(queue)
@@ -159,6 +161,14 @@ class Targets:
 
     async def table_without(self, target_key: int, journal_id: int, arn: str) -> QueueDefinition | None:
         await self.is_gone(target_key, journal_id, [arn])
+        return self.table
+
+    async def table_of_lost(
+        self, target_key: int, arns: list[str], *, are_certain: bool
+    ) -> QueueDefinition | None:
+        self.lost.append((target_key, arns, are_certain))
+        if self.is_waited_for:
+            raise NotNow
         return self.table
 
 
@@ -443,5 +453,94 @@ def test_nobody_is_told_that_an_output_is_gone_whose_record_cannot_be_read() -> 
 
         assert leader.outputs_under_way == 1
         assert targets.gone == []
+
+    asyncio.run(scenario())
+
+
+async def silent(command: MoveIn) -> MoveInOutcome:
+    """Answer for partition 1 alone."""
+    if command.partition == 0:
+        raise NotLeader
+    return MoveInOutcome([])
+
+
+def without_first_partition() -> QueueDefinition:
+    split = with_children_open(with_children(FAR, FAR.partitions, [(0, KEY_MAX)], [THERE]))
+    return with_given_up(split, 0)
+
+
+def test_what_was_sent_to_a_partition_that_is_given_up_goes_on_and_keeps_no_queue_from_being_deleted() -> (
+    None
+):
+    async def scenario() -> None:
+        leader = Leader()
+        carrier = Carrier(silent)
+        moves, targets, _ = away_of(leader, carrier)
+        begin_all(moves, leader.complete(10, 11))
+        await until(lambda: len(targets.lost) == 2)
+        with pytest.raises(NotNow):
+            leader.core.ask(ForgetQueue(JOBS))
+        assert leader.outputs_under_way == 2, "its journal may answer later"
+
+        targets.table = without_first_partition()
+        targets.is_waited_for = False
+        begin_all(moves, leader.complete(12))
+        await until(lambda: not leader.outputs_under_way)
+        await moves.close()
+
+        assert targets.lost[0] == (DEAD_KEY, [arn("dead")], True)
+        went_on = [command for command in carrier.sent if command.partition == 1]
+        assert sum(len(command.messages) for command in went_on) == 3
+        assert targets.noted == [targets.table]
+        leader.core.ask(ForgetQueue(JOBS))
+
+    asyncio.run(scenario())
+
+
+def test_dead_letters_for_a_partition_that_is_given_up_go_on() -> None:
+    async def scenario() -> None:
+        leader = Leader()
+        carrier = Carrier(silent)
+        moves, targets, _ = away_of(leader, carrier)
+        targets.table, targets.is_waited_for = without_first_partition(), False
+        begin_all(moves, leader.leave(JOBS, 1, 2))
+        await until(lambda: not leader.core.partition(JOBS).alive)
+        await moves.close()
+
+        assert targets.lost == [(DEAD_KEY, [arn("dead")], False)]
+
+    asyncio.run(scenario())
+
+
+def test_outputs_for_a_lost_partition_of_a_queue_that_is_gone_are_dropped() -> None:
+    async def scenario() -> None:
+        leader = Leader()
+        moves, targets, _ = away_of(leader, Carrier(silent))
+        targets.is_waited_for = False
+        begin_all(moves, leader.complete(10, 11))
+        await until(lambda: not leader.outputs_under_way)
+        await moves.close()
+
+        assert targets.noted == []
+        leader.core.ask(ForgetQueue(JOBS))
+
+    asyncio.run(scenario())
+
+
+def test_outputs_whose_record_cannot_be_read_wait_though_their_partition_is_lost() -> None:
+    async def scenario() -> None:
+        leader = Leader()
+        moves, targets, _ = away_of(leader, Carrier(silent))
+        begun = leader.complete(10)
+        leader.unreadable.add(leader.core.replica.end_offset - 1)
+        begin_all(moves, begun)
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert targets.lost == []
+        assert leader.outputs_under_way == 1
+
+        leader.unreadable.clear()
+        await until(lambda: bool(targets.lost))
+        await moves.close()
 
     asyncio.run(scenario())

@@ -12,7 +12,12 @@ from quaymaster.broker.replica.moves.queue_places import QueuePlaces
 from quaymaster.core.partition.partition_moves import UNKNOWN
 from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.formats import CellFormat
-from quaymaster.core.values.partition_tables import with_children, with_children_open, without
+from quaymaster.core.values.partition_tables import (
+    with_children,
+    with_children_open,
+    with_given_up,
+    without,
+)
 from quaymaster.core.values.queues.partition_keys import partition_key
 from quaymaster.core.values.queues.queue_definitions import KEY_MAX, QueueDefinition, replace_definition
 
@@ -152,5 +157,40 @@ def test_outputs_go_on_by_the_table_of_their_queue_where_that_lists_their_partit
         store.queues["dead"] = far_queue(OTHER, "dead", THERE)
         assert await places.table_without(KEY, THERE, arn("dead")) is None
         assert await places.table_without(KEY, THERE, "no-arn") is None
+
+    asyncio.run(scenario())
+
+
+def test_a_partition_is_lost_once_its_queue_gave_it_up_lists_it_no_more_or_is_gone() -> None:
+    async def scenario() -> None:
+        dead = far_queue(DEAD, "dead", THERE)
+        store = Store(dead)
+        places = store.places()
+
+        for waited_for in (dead, moved(dead), replace_definition(dead, state="deleting")):
+            store.queues["dead"] = waited_for
+            with pytest.raises(NotNow):
+                await places.table_of_lost(KEY, [arn("dead")], are_certain=True)
+        for lost in (with_given_up(moved(dead), 0), without(moved(dead), [0])):
+            store.queues["dead"] = lost
+            assert await places.table_of_lost(KEY, [arn("dead")], are_certain=True) == lost
+            assert await places.table_of_lost(KEY, [arn("other"), arn("dead")], are_certain=False) == lost
+        store.queues["dead"] = far_queue(OTHER, "dead", THERE)
+        assert await places.table_of_lost(KEY, [arn("dead")], are_certain=True) is None
+        with pytest.raises(NotNow):
+            await places.table_of_lost(KEY, [arn("dead")], are_certain=False)
+
+    asyncio.run(scenario())
+
+
+def test_a_lost_partition_is_looked_for_by_the_names_that_its_queue_had_too() -> None:
+    async def scenario() -> None:
+        dead = far_queue(DEAD, "dead", THERE)
+        store = Store(dead)
+        places = store.places()
+        assert await places.locate(arn("dead")) == dead
+        store.queues["dead"] = with_given_up(moved(dead), 0)
+
+        assert await places.table_of_lost(KEY, [], are_certain=False) == store.queues["dead"]
 
     asyncio.run(scenario())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from quaymaster.core.values.commands.messages import Delivery, NewMessage, ReceiveOutcome, SendResult
 from quaymaster.core.values.queues.queue_definitions import (
     KEY_MAX,
@@ -20,7 +22,7 @@ def entry(
     number: int, state: PartitionState = "open", keys: tuple[int, int] = EVERY, **counts: int
 ) -> PartitionPlacement:
     """Return a partition in the journal of its number."""
-    return PartitionPlacement(number, number, state, *keys, **counts)
+    return replace(PartitionPlacement(number, number, state, *keys), **counts)
 
 
 def queue(*entries: PartitionPlacement, version: int = 2, is_fifo: bool = False) -> QueueDefinition:

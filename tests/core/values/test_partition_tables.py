@@ -315,6 +315,26 @@ def test_a_journal_seals_what_is_closing_or_was() -> None:
     assert tables.is_sealed_by(tables.with_state(closed, 0, "drained").partitions[0])
 
 
+def test_a_partition_that_is_given_up_counts_as_drained_and_says_so() -> None:
+    queue = finished(split(definition()))
+
+    given_up = tables.with_given_up(queue, 0)
+
+    assert given_up.partitions[0] == msgspec.structs.replace(
+        queue.partitions[0], state="drained", is_given_up=True
+    )
+    assert given_up.partitions[1:] == queue.partitions[1:]
+    assert given_up.table_version == queue.table_version + 1
+
+
+def test_a_table_that_an_older_program_wrote_has_nothing_that_is_given_up() -> None:
+    entry = msgspec.msgpack.decode(
+        msgspec.msgpack.encode([1, 2, "drained", 0, 9, 1, 3, 3]), type=PartitionPlacement
+    )
+
+    assert entry == PartitionPlacement(1, 2, "drained", 0, 9, 1, 3, 3, is_given_up=False)
+
+
 def test_parents_are_all_older_partitions_of_some_of_the_same_keys_that_are_not_drained() -> None:
     queue = finished(split(definition()))
     queue = finished(split(queue, number=1))

@@ -361,6 +361,7 @@ def test_a_sealed_partition_whose_journal_is_lost_is_given_up_and_its_children_h
         given_up = await table.change("give up", 0)
 
         assert table.states[0] == (0, 0, "drained")
+        assert table.queue.partitions[0].is_given_up
         assert [table.known(journal_id) for journal_id in (1, 2)] == [given_up] * 2
         assert not list(table.service.registry.queues.pending.items())
         for number in (0, 9):

@@ -44,10 +44,14 @@ class JournalQuestions(Generic[Key]):
         told_after: int,
         unanswered_event: str,
         refused_event: str,
+        settle_silent: Callable[[Key], Awaitable[bool]] | None = None,
+        silent_after: int = 1,
     ) -> None:
         """`pause_s` is of how many in a row had no answer, and why the last one has none.
 
-        The log tells of one that is unanswered after `told_after` others, and of each that is refused.
+        The log tells of one that is unanswered after `told_after` others, and of each that is refused. `settle_silent`
+        is called after `silent_after` without an answer, and each time after as many more: it settles what is asked if
+        no answer will ever come, and returns whether it has.
         """
         self._journal_id = journal_id
         self._next_question = next_question
@@ -55,6 +59,8 @@ class JournalQuestions(Generic[Key]):
         self._told_after = told_after
         self._unanswered_event = unanswered_event
         self._refused_event = refused_event
+        self._settle_silent = settle_silent
+        self._silent_after = silent_after
         self._asking: dict[Key, asyncio.Task[None]] = {}
 
     def __bool__(self) -> bool:
@@ -97,6 +103,10 @@ class JournalQuestions(Generic[Key]):
                 why = error
                 log_failure(log, self._refused_event, error, journal=self._journal_id)
             unanswered += 1
+            settle = self._settle_silent
+            if settle is not None and unanswered % self._silent_after == 0 and await settle(key):
+                unanswered = 0
+                continue
             await asyncio.sleep(self._pause_s(unanswered, why))
         # No await since nothing was found: what comes from now on begins another task.
         self._asking.pop(key, None)

@@ -293,6 +293,19 @@ def with_state(
     )
 
 
+def with_given_up(definition: QueueDefinition, number: int) -> QueueDefinition:
+    """Return the next version, in which a sealed partition counts as drained whose journal is lost for good."""
+    return _next(
+        definition,
+        tuple(
+            msgspec.structs.replace(entry, state="drained", is_given_up=True)
+            if entry.number == number
+            else entry
+            for entry in definition.partitions
+        ),
+    )
+
+
 def without(definition: QueueDefinition, numbers: Collection[int]) -> QueueDefinition:
     """Return the next version, in which partitions are not listed any more. Their journals are to be told."""
     gone = [entry for entry in definition.partitions if entry.number in numbers]

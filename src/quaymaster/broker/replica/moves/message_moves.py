@@ -473,6 +473,12 @@ class _NoOthers:
         """See `QueuePlaces`."""
         return None
 
+    async def table_of_lost(
+        self, target_key: int, arns: list[str], *, are_certain: bool
+    ) -> QueueDefinition | None:
+        """See `QueuePlaces`."""
+        raise NotNow("This journal is not lost.")
+
 
 def _nothing() -> None:
     """Nobody waits for it."""

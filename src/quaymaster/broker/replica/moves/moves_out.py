@@ -4,7 +4,8 @@ Outputs of completions leave so too, also for partitions of this journal.
 
     MOVE_OUT committed ─▶ begun ─▶ batch of one pair of partitions ─▶ the target's leader ─▶ EndMoves ─▶ the next batch
                             ▲                    ▲                            │
-    leads again: all that is not settled         └────── no answer: again ────┘
+    leads again: all that is not settled         └────── no answer: again ────┤
+                                                                              └──▶ the partition was given up: to others
 
 One batch of a pair is on its way at a time, and the next one goes when the one before is settled, durably: that is
 what the numbers of `core/partition/partition_moves` rest on.
@@ -13,6 +14,7 @@ what the numbers of `core/partition/partition_moves` rest on.
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
@@ -37,6 +39,7 @@ from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.queues.partition_keys import partition_key, parts_of_key
 from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.core.values.queues.queue_names import QueueArn
+from quaymaster.monitoring.logs import log_event
 
 if TYPE_CHECKING:
     from quaymaster.broker.replica.records.record_bodies import Body
@@ -54,9 +57,13 @@ RETRY_MAX_S: Final = 1.0
 LOOK_S: Final = 1.0
 UNANSWERED_TOLD: Final = 5
 """After so many attempts in a row without an answer the log says so."""
+UNANSWERED_LOST: Final = 6
+"""After so many, and each time after as many more, it is looked whether the partition was given up."""
 
 Pair = tuple[int, int]
 """The keys of a source and a target partition."""
+
+log = logging.getLogger(__name__)
 
 
 class MoveCarrier(Protocol):
@@ -76,6 +83,11 @@ class TargetQueues(Protocol):
         """See `QueuePlaces`."""
 
     async def table_without(self, target_key: int, journal_id: int, arn: str) -> QueueDefinition | None:
+        """See `QueuePlaces`."""
+
+    async def table_of_lost(
+        self, target_key: int, arns: list[str], *, are_certain: bool
+    ) -> QueueDefinition | None:
         """See `QueuePlaces`."""
 
 
@@ -105,6 +117,8 @@ class MovesAway:
             told_after=UNANSWERED_TOLD,
             unanswered_event="moves not taken yet",
             refused_event="moves failed",
+            settle_silent=self._is_lost,
+            silent_after=UNANSWERED_LOST,
         )
         self._turns: dict[int, asyncio.Semaphore] = {}
         self._settled = asyncio.Event()
@@ -238,7 +252,6 @@ class MovesAway:
             self._targets.note(elsewhere)
         withdrawn = numbers if outcome.is_gone else outcome.withdrawn
         taken = [] if outcome.is_gone else [number for number in numbers if number not in withdrawn]
-        source_key = partition_key(command.source_queue_id, command.source_partition)
         ended = EndMoves(
             command.source_queue_id,
             command.source_partition,
@@ -247,11 +260,57 @@ class MovesAway:
             list(withdrawn),
             elsewhere,
         )
+        await self._decide(ended)
+
+    async def _decide(self, ended: EndMoves) -> None:
+        source_key = partition_key(ended.queue_id, ended.partition)
         answer: object = await self._host.ask(ended)
         for begun in answer.begun if isinstance(answer, MovesGoOn) else ():
             self.begun(source_key, begun)
         self._note_settled()
         self._on_settled(source_key)
+
+    async def _is_lost(self, pair: Pair) -> bool:
+        """Let moves to a partition that was given up go on to those that follow it; tell whether it is so.
+
+        Nobody can say whether those that were sent have arrived there. What the partition had is lost, so they are sent
+        again. Those of a queue that is gone meanwhile are dropped if they are outputs.
+        """
+        partition = self._host.replica.queues.partitions.get(pair[0])
+        to = partition.moves_to(pair[1]) if partition is not None else None
+        if partition is None or to is None or not self._host.replica.is_leading:
+            return False
+        outputs = [number for number, move in to.open.items() if move.is_output]
+        try:
+            if outputs:
+                names = [await self._arn_of(to.open[outputs[0]])]
+            else:
+                names = self._names_of(partition.definition.queue_id)
+            elsewhere = await self._targets.table_of_lost(to.target_key, names, are_certain=bool(outputs))
+            if elsewhere is not None:
+                self._targets.note(elsewhere)
+            definition = partition.definition
+            await self._decide(
+                EndMoves(definition.queue_id, partition.number, to.target_key, [], outputs, elsewhere)
+            )
+        except NotNow:
+            return False
+        log_event(
+            log,
+            logging.WARNING,
+            "moves to a lost partition ended",
+            journal=self._host.files.journal_id,
+            target_journal=to.journal_id,
+            go_on=elsewhere is not None,
+        )
+        return True
+
+    async def _arn_of(self, output: OpenMove) -> str:
+        """Return the ARN of the queue that an output is for; raises NotNow when its record cannot be read."""
+        body = (await self._host.records.of([output.offset])).get(output.offset)
+        if body is None:
+            raise NotNow("An output of a completion cannot be read.")
+        return list(outputs_of(body[3]))[output.at].arn
 
     async def _table_of_gone(self, command: MoveIn, to: MovesOut) -> QueueDefinition | None:
         """Return the table by which outputs go on whose partition is gone, None if their queue is; see `QueuePlaces`.
@@ -265,17 +324,15 @@ class MovesAway:
         moves = [pair.open.get(message.number) for message in command.messages] if pair is not None else []
         output = next((move for move in moves if move is not None and move.is_output), None)
         if output is None:
-            await self._targets.is_gone(to.target_key, to.journal_id, self._names_of(command))
+            names = self._names_of(command.source_queue_id)
+            await self._targets.is_gone(to.target_key, to.journal_id, names)
             return None
-        body = (await self._host.records.of([output.offset])).get(output.offset)
-        if body is None:
-            raise NotNow("An output of a completion cannot be read.")
-        arn = list(outputs_of(body[3]))[output.at].arn
+        arn = await self._arn_of(output)
         return await self._targets.table_without(to.target_key, to.journal_id, arn)
 
-    def _names_of(self, command: MoveIn) -> list[str]:
+    def _names_of(self, source_queue_id: int) -> list[str]:
         """Return the ARNs that the queue may have which these messages are for, as far as their source says."""
-        source = self._host.replica.queues.definitions.get(command.source_queue_id)
+        source = self._host.replica.queues.definitions.get(source_queue_id)
         policy = source.redrive_policy if source is not None else None
         return [str(policy.target)] if policy is not None else []
 

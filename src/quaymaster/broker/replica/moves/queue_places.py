@@ -85,6 +85,28 @@ class QueuePlaces:
             raise NotNow("The journal does not know the partition yet.")
         return queue
 
+    async def table_of_lost(
+        self, target_key: int, arns: list[str], *, are_certain: bool
+    ) -> QueueDefinition | None:
+        """Return the table of a queue that lists a partition as given up, or no more; None if there is no such queue.
+
+        `arns`: names of its queue, or names that it may have. Those tell nothing of a queue that none of them leads to.
+        Raises NotNow while metadata cannot say, or the partition's journal is still waited for.
+        """
+        queue_id, number = parts_of_key(target_key)
+        known = [arn for arn, place in self.elsewhere.places.items() if place and place.queue_id == queue_id]
+        for arn in dict.fromkeys([*known, *arns]):
+            queue = await self._find(arn)
+            if queue is not None and queue.queue_id == queue_id:
+                entry = entry_of(queue, number)
+                if queue.state == "active" and (entry is None or entry.is_given_up):
+                    return queue
+                break
+        else:
+            if are_certain:
+                return None
+        raise NotNow("The partition's journal does not answer, and the partition was not given up.")
+
     async def _find(self, arn: str) -> QueueDefinition | None:
         parsed = parse_queue_arn(arn)
         return await self._find_queue(parsed.account_id, parsed.name) if parsed is not None else None

@@ -86,6 +86,7 @@ class PartitionPlacement(msgspec.Struct, frozen=True, array_like=True, gc=False)
     """One partition in a queue's table: the journal that holds it whole, and the keys of its messages.
 
     Journal, keys and first sequence never change. `sends` and `deletions` are its counts for good, once it is drained.
+    `is_given_up`: it is drained because an operator said that its journal is lost; what it had is not known.
     """
 
     number: int
@@ -96,6 +97,7 @@ class PartitionPlacement(msgspec.Struct, frozen=True, array_like=True, gc=False)
     first_sequence: int = FIRST_SEQUENCE
     sends: int = 0
     deletions: int = 0
+    is_given_up: bool = False
 
 
 def _value_of(attribute: Attribute[T]) -> cached_property[T]:
