@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import urljoin, urlsplit
 
 from console.fake_site import CUSTOMERS, NOW_MS, OPERATORS
 from console.furnished import furnished_site
@@ -33,6 +34,28 @@ def test_state_of_an_alert_is_a_word_and_not_a_color_alone() -> None:
     assert "✓ ok" in page
     assert "? no data" in page
     assert "not confirmed" in page
+
+
+def test_an_alert_of_any_name_has_a_page_that_browsers_find() -> None:
+    for name in (".", "..", "...", "~", "~..", "a/../b", "/", "a?b#c%2e", "Ärger"):
+        site = furnished_site()
+        site.alerts_now = [site.alerts_now[0]._replace(account=OPERATORS, name=name)]
+        client = browser(site, OPERATORS)
+
+        (link,) = re.findall(rf'href="(/alerts/{OPERATORS}/[^"]+)"', client.get("/alerts").text)
+        by_browser = urlsplit(urljoin("http://localhost:9326/alerts", link)).path
+        asked = [client.get(by_browser), act(client, by_browser, act="mute")]
+
+        assert not {".", ".."} & {unquote_dots(part) for part in link.split("/")}
+        assert asked[0].status == 200
+        assert asked[1].headers["location"] == f"{link}?done=saved"
+        named = [one.given for one in site.api.asked if one.name in ("DescribeAlarms", "DisableAlarmActions")]
+        assert named == [{"AlarmNames": [name]}] * 2
+
+
+def unquote_dots(part: str) -> str:
+    """Return a part of a path as browsers look at it when they take dots out."""
+    return part.lower().replace("%2e", ".")
 
 
 def test_new_alert_is_put_as_cloudwatch_has_it() -> None:

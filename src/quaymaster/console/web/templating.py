@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import jinja2
 
+from quaymaster.console.web.path_names import path_of_name
 from quaymaster.console.web.views import words
 from quaymaster.console.web.views.depth_bar import depth_bar
 
@@ -75,6 +76,7 @@ class Templates:
             sentence=words.sentence,
             # Jinja's own leaves slashes, which end the part of a path that a name is.
             urlencode=partial(quote, safe=""),
+            path_name=path_of_name,
         )
 
     def render(self, template: str, /, **values: Any) -> str:

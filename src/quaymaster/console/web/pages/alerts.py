@@ -13,6 +13,7 @@ from quaymaster.console.web import access
 from quaymaster.console.web.page_calls import Page, PageCall, error_page, unknown_act
 from quaymaster.console.web.pages.attribute_forms import refused_field
 from quaymaster.console.web.pages.form_values import WrongField, number, whole_number
+from quaymaster.console.web.path_names import name_of_path, path_of_name
 
 METRICS: Final = {
     "ApproximateNumberOfMessagesVisible": "visible messages",
@@ -122,7 +123,7 @@ async def show(call: PageCall) -> Response:
     if call.part("account") != call.session.account:
         text = "Alerts of other accounts are shown in the list; their users can change them."
         return error_page(call, 404, "Another account's alert", text)
-    name = call.part("name")
+    name = name_of_path(call.part("name"))
     found = await call.api.cloudwatch(call.caller, "DescribeAlarms", {"AlarmNames": [name]})
     alarms = found.get("MetricAlarms", [])
     if not alarms:
@@ -147,8 +148,8 @@ def _subject(alarm: Mapping[str, Any]) -> str:
 
 async def act(call: PageCall) -> Response:
     """Test, mute, unmute or delete an alert."""
-    name = call.part("name")
-    there = f"/alerts/{call.session.account}/{quote(name, safe='')}"
+    name = name_of_path(call.part("name"))
+    there = f"/alerts/{call.session.account}/{path_of_name(name)}"
     match call.field("act"):
         case "test":
             members = {"AlarmName": name, "StateValue": "ALARM", "StateReason": "Tested in the console."}
