@@ -200,7 +200,11 @@ def _cell() -> CellNow:
     journals = [
         CellJournal("0", "b1", 12, NOW_MS, (CellFollower("b2", 0), CellFollower("b3", 4))),
         CellJournal("1", "b2", 9, NOW_MS, (CellFollower("b1", 0), CellFollower("b3", 12_400))),
-        CellJournal("3", None, 17, NOW_MS - 40_000, (CellFollower("b2", 0), CellFollower("b3", None))),
+        CellJournal(
+            *("3", None, 17, NOW_MS - 40_000),
+            (CellFollower("b2", 0), CellFollower("b3", None)),
+            last_leader="b1",
+        ),
     ]
     decisions = [
         CellDecision(

@@ -1,5 +1,7 @@
 """The cell: its processes with what they use, and what one of them used."""
 
+import re
+
 from console.fake_site import CUSTOMERS, NOW_MS, OPERATORS
 from console.furnished import furnished_site
 from console.pages import browser
@@ -28,6 +30,12 @@ def test_what_a_process_used_longer_ago_than_15_s_is_marked_with_its_age() -> No
     site.cell_now = site.cell_now._replace(processes=[first])
 
     assert STALE in browser(site, OPERATORS).get("/cell").text
+
+
+def test_a_journal_without_a_leader_shows_which_broker_led_last() -> None:
+    page = browser(furnished_site(), OPERATORS).get("/cell").text
+
+    assert re.search(r'! no leader</span> <span class="muted">last b1</span>', page)
 
 
 def test_charts_of_a_process_are_for_operators() -> None:

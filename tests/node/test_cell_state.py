@@ -60,8 +60,18 @@ def test_cell_shows_what_processes_use_and_how_far_followers_are_behind() -> Non
         followers = {one.name: one.followers for one in now.journals}
         assert followers == {
             "3": [CellFollower("b2", 0), CellFollower("b3", 4), CellFollower("b4", None)],
-            "4": [],
+            "4": [CellFollower(f"b{number}", None) for number in (1, 2, 3, 4)],
         }
+        assert [(one.name, one.leader, one.epoch, one.last_leader) for one in now.journals] == [
+            ("3", "b1", 17, None),
+            ("4", None, 2, "b9"),
+        ]
+
+        table.set_configuration(3, JournalConfiguration(18, "b2@t", members, members, False))
+        electing = state.now().journals[0]
+        assert (electing.leader, electing.epoch, electing.last_leader) == (None, 18, "b1")
+        assert electing.followers == followers["3"]
+        assert not any(one.leads for one in state.now().processes)
         assert charts_of(state, "broker", "b1") is not None
         assert charts_of(state, "manager", "m1") is None
 

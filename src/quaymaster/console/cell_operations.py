@@ -44,6 +44,7 @@ class CellOperations:
             {
                 "name": one.name,
                 "leader": one.leader,
+                "last_leader": one.last_leader,
                 "epoch": one.epoch,
                 "seen_ms": one.at_ms,
                 "followers": [{"name": each.name, "lag_records": each.lag} for each in one.followers],

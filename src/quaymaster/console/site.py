@@ -224,13 +224,17 @@ class CellFollower(NamedTuple):
 
 
 class CellJournal(NamedTuple):
-    """A journal, its leader (None: it has none now) and its followers."""
+    """A journal, its leader (None: it has none now) and its followers.
+
+    `last_leader` led before, while there is none; None: that is not known.
+    """
 
     name: str
     leader: str | None
     epoch: int | None
     at_ms: int | None
     followers: Sequence[CellFollower]
+    last_leader: str | None = None
 
 
 class CellDecision(NamedTuple):

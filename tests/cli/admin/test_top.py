@@ -50,6 +50,14 @@ CELL = {
             "followers": [{"name": "b2", "lag_records": 0}, {"name": "b3", "lag_records": None}],
         },
         {"name": "4", "leader": None, "epoch": None, "seen_ms": 1, "followers": []},
+        {
+            "name": "5",
+            "leader": None,
+            "last_leader": "b2",
+            "epoch": 3,
+            "seen_ms": 1,
+            "followers": [],
+        },
     ],
 }
 
@@ -180,6 +188,7 @@ def test_cell_is_printed_with_what_processes_use_and_how_far_followers_are_behin
         ["[b2]", "broker", "-", "gone", "-", "10%", "-", "-"],
         ["3", "b1", "17", "b2 +0 b3 ?"],
         ["4", "-", "-", "-"],
+        ["5", "- (last b2)", "3", "-"],
     ]
     play(server, [], [])
     server.answers["GET /admin/v1/cell"] = CELL

@@ -44,6 +44,18 @@ def test_appointed_leader_is_not_followed_before_it_is_activated() -> None:
     assert changes == [1, 1, 1]
 
 
+def test_the_last_leader_is_known_by_name_until_another_is_activated() -> None:
+    table = LeaderTable()
+    assert (table.last_broker_of(1), table.epoch_of(1)) == (None, None)
+
+    table.set_configuration(1, configuration(4, "b9@s"))
+    table.set_configuration(1, configuration(5, "b2@t", activated=False))
+    assert (table.last_broker_of(1), table.epoch_of(1)) == ("b9", 5)
+    table.set_configuration(1, configuration(5, "b2@t"))
+
+    assert (table.last_broker_of(1), table.epoch_of(1)) == ("b2", 5)
+
+
 def test_what_is_known_already_is_told_to_nobody() -> None:
     table, changes = make_table()
     table.set_configuration(1, configuration(4, "b1@s"))

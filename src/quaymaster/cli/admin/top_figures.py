@@ -67,7 +67,7 @@ def journal_rows(cell: Mapping[str, Any] | None) -> list[tuple[str, ...]]:
     return [
         (
             one["name"],
-            one["leader"] or "-",
+            one["leader"] or (f"- (last {last})" if (last := one.get("last_leader")) else "-"),
             "-" if one["epoch"] is None else str(one["epoch"]),
             " ".join(
                 f"{each['name']} {'?' if each['lag_records'] is None else '+' + str(each['lag_records'])}"

@@ -47,6 +47,16 @@ class LeaderTable:
         address = self._addresses.get(broker)
         return None if address is None else Leader(configuration.epoch, broker, address)
 
+    def last_broker_of(self, journal_id: int) -> str | None:
+        """Return the name of the broker that led last, or leads, wherever it is; None: none is known."""
+        configuration = self._activated.get(journal_id)
+        return None if configuration is None else broker_of(configuration.leader)
+
+    def epoch_of(self, journal_id: int) -> int | None:
+        """Return the newest epoch for which a leader was appointed; None: none is known."""
+        newest = self._newest.get(journal_id)
+        return None if newest is None else newest.epoch
+
     def is_electing(self, journal_id: int) -> bool:
         """Tell whether a leader has been appointed that is not activated yet."""
         newest = self._newest.get(journal_id)

@@ -20,7 +20,7 @@ from quaymaster.console.queue_monitor import QueueMonitor
 from quaymaster.console.site import CellDecision, CellFollower, CellJournal, CellNow, CellProcess, Chart
 from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.presence import PresenceRow, list_alive
-from quaymaster.core.cell.leader_table import LeaderTable
+from quaymaster.core.cell.leader_table import Leader, LeaderTable
 from quaymaster.core.monitoring.process_metrics import SAMPLE_MS
 from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.unreadable import UNREADABLE
@@ -88,7 +88,12 @@ class CellState:
     def now(self) -> CellNow:
         """Return the state of the cell."""
         self.processes.watch()
-        leaders = {journal: self._table.leader_of(journal) for journal in self._table.journals()}
+        table = self._table
+        # While there is an election the table still has the last leader, which may be deposed.
+        leaders = {
+            journal: None if table.is_electing(journal) else table.leader_of(journal)
+            for journal in table.journals()
+        }
         processes = [
             _with_use(
                 CellProcess(
@@ -109,17 +114,19 @@ class CellState:
             )
             for row in self._alive
         ]
-        journals = [
-            CellJournal(
-                str(journal),
-                None if leader is None else leader.broker,
-                None if leader is None else leader.epoch,
-                self._at_ms,
-                [] if leader is None else self._followers(journal, leader.broker),
-            )
-            for journal, leader in sorted(leaders.items())
-        ]
+        journals = [self._journal(journal, leader) for journal, leader in sorted(leaders.items())]
         return CellNow(self._name, processes, journals, self.decisions())
+
+    def _journal(self, journal: int, leader: Leader | None) -> CellJournal:
+        last = self._table.last_broker_of(journal)
+        return CellJournal(
+            str(journal),
+            None if leader is None else leader.broker,
+            self._table.epoch_of(journal),
+            self._at_ms,
+            [] if last is None else self._followers(journal, last),
+            last if leader is None else None,
+        )
 
     def managers(self) -> list[str]:
         """Return the addresses of the managers that are there."""

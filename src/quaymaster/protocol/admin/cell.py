@@ -42,6 +42,9 @@ class CellJournalRow(AdminAnswer, frozen=True, kw_only=True):
 
     name: str
     leader: Annotated[str | None, Meta(description="null: it has none now.")]
+    last_leader: Annotated[
+        str | None, Meta(description="Who led before, while there is no leader; null: not known.")
+    ]
     epoch: int | None
     seen_ms: int | None
     followers: list[CellFollowerRow]
