@@ -15,6 +15,7 @@ from quaymaster.frontend import account_loads
 from quaymaster.frontend.account_loads import AccountLoads
 from quaymaster.frontend.callers import bad_signatures
 from quaymaster.frontend.callers.bad_signatures import BAD_PER_S_MAX, BadSignatures
+from quaymaster.frontend.front_end_metrics import WRONG_SIGNATURES
 
 THEIRS = "222222222222"
 THIRD = "333333333333"
@@ -267,6 +268,41 @@ def test_an_address_with_twenty_wrong_signatures_in_a_second_is_refused_before_i
             assert (await service.client.json("ListQueues", {})).status == 200
             writer.close()
             other_writer.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_connection_that_asks_on_although_its_wrong_signatures_are_refused_is_not_read_for_a_while() -> (
+    None
+):
+    async def scenario() -> None:
+        async with serving() as service:
+            bad = service.front_end._refusals.bad
+            note, wait_ms = bad.note, bad.wait_ms
+            bad.note = lambda request, now_ms: note(request, 5_000)  # type: ignore[method-assign]
+            # The second does not end before the test does.
+            bad.wait_ms = lambda request, now_ms: 1_000 * wait_ms(request, 5_000)  # type: ignore[method-assign]
+            forger = Client(service.client.port, service.client.key_id, "no secret")
+            for _ in range(BAD_PER_S_MAX):
+                await forger.json("ListQueues", {})
+            forged = forger.render("POST", "/", {"x-amz-target": "AmazonSQS.ListQueues"}, b"{}")
+            reader, writer = await asyncio.open_connection("127.0.0.1", service.client.port)
+
+            async def ask() -> Answer:
+                writer.write(forged)
+                return await read_answer(reader)
+
+            assert b"RequestThrottled" in (await ask()).body
+            assert service.server.connections_held == 0
+            assert b"RequestThrottled" in (await ask()).body
+            assert service.server.connections_held == 1
+            throttled = service.calls.counts.throttled[WRONG_SIGNATURES]
+            writer.write(forged * 100)
+            for _ in range(3):  # others are read meanwhile
+                other = Client(service.client.port, service.client.key_id, "no secret")
+                await other.json("ListQueues", {})
+            assert service.calls.counts.throttled[WRONG_SIGNATURES] <= throttled + 3
+            writer.close()
 
     asyncio.run(scenario())
 

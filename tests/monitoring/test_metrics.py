@@ -8,9 +8,15 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from quaymaster.monitoring import metrics as metrics_module
 from quaymaster.monitoring.metric_table import METRICS
-from quaymaster.monitoring.metrics import Histogram, HistogramSample, Metrics, Sample
+from quaymaster.monitoring.metrics import (
+    LINES_AT_ONCE_MAX,
+    SECONDS_BOUNDS,
+    Histogram,
+    HistogramSample,
+    Metrics,
+    Sample,
+)
 
 
 def scrape(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -97,13 +103,14 @@ def test_http_events_and_messages_are_counted() -> None:
     assert values["quaymaster_build_info", (("version", "1.2.3"),)] == 1
 
 
-def test_many_samples_are_collected_and_made_into_text_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_module, "SAMPLES_AT_ONCE_MAX", 10)
+def test_metrics_are_collected_and_made_into_text_in_steps() -> None:
     metrics = Metrics("1.2.3")
+    for number in range(30):
+        metrics.action(f"action-{number}").observe("OK", 0.1)
     turns: list[int] = []
 
     def source() -> Iterator[Sample | None]:
-        for number in range(100):
+        for number in range(1_000):
             yield Sample("quaymaster_queue_messages", number, (f"state-{number}",))
             if number % 10 == 9:
                 yield None
@@ -120,6 +127,27 @@ def test_many_samples_are_collected_and_made_into_text_in_steps(monkeypatch: pyt
 
     text = asyncio.run(scenario())
 
-    assert text.count(b"quaymaster_queue_messages{") == 100
+    assert text.count(b"quaymaster_queue_messages{") == 1_000
     assert b"quaymaster_event_loop_pause_seconds_count" in text
-    assert len(turns) >= 10
+    assert len(turns) >= 100 + 1_000 / LINES_AT_ONCE_MAX
+
+
+def test_no_step_makes_many_lines_and_each_family_is_announced_once() -> None:
+    metrics = Metrics("1.2.3")
+    for number in range(30):
+        metrics.action(f"action-{number}").observe("OK", 0.1)
+    metrics.add_source(
+        lambda: [Sample("quaymaster_queue_messages", number, (f"{number}",)) for number in range(1_000)]
+    )
+
+    texts = [*metrics._texts([sample for sample in metrics._samples() if sample is not None])]
+
+    one_row = len(SECONDS_BOUNDS) + 3
+    assert max(text.count(b"\n") for text in texts) < 2 * (LINES_AT_ONCE_MAX + one_row)
+    text = b"".join(texts).decode()
+    titles = [line for line in text.splitlines() if line.startswith("#")]
+    assert len(titles) == len(set(titles))
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert len(families["quaymaster_queue_messages"].samples) == 1_000
+    assert len(families["quaymaster_http_request_duration_seconds"].samples) == 30 * one_row
+    assert metrics.render().decode().count("quaymaster_queue_messages{") == 1_000

@@ -240,7 +240,8 @@ class SettingsTable(BaseModel):
     http_unsigned_peer_connections_max: Count = Field(1_000, json_schema_extra=LIMITS)
     """Connections of one address on which nothing was signed yet; one more closes the oldest."""
     http_unsigned_requests_per_pass: Count = Field(32, json_schema_extra=LIMITS)
-    """So many requests of such connections are looked at before those of signed clients have their turn again."""
+    """So many requests of such connections are looked at before those of signed clients have their turn again; a
+    quarter of it where signed clients ask little."""
     account_queues_max: Count = Field(1_000_000, json_schema_extra=LIMITS)
     """Queues of one account; one more is refused with `OverLimit`. Those being deleted count until they are gone.
     Requests that are in progress together may each be the last one: of this and of the other quotas an account

@@ -26,10 +26,22 @@ from quaymaster.net.http.body import (
     SMALL_CHUNKS_MAX,
     ChunkedBody,
 )
-from quaymaster.net.http.connection import EMPTY_LINES_MAX, STRANGER_HEADS_PER_TURN, HTTPConnection
+from quaymaster.net.http.connection import (
+    EMPTY_LINES_MAX,
+    STALLED_UNREAD_BYTES_MAX,
+    STRANGER_HEADS_PER_TURN,
+    UNREAD_BYTES_MAX,
+    HTTPConnection,
+)
 from quaymaster.net.http.flows import FLOW_REQUESTS_MAX
 from quaymaster.net.http.head import PATH_BYTES_MAX, HeadParser
-from quaymaster.net.http.server import HTTPLimits, HTTPRequest, HTTPServer
+from quaymaster.net.http.server import (
+    UNSIGNED_BUSY_PART,
+    UNSIGNED_PASS_BYTES_MAX,
+    HTTPLimits,
+    HTTPRequest,
+    HTTPServer,
+)
 from quaymaster.net.http.strangers import LATE_REST, NEWCOMER_REST
 from quaymaster.net.http.unreadable import UnreadableRequest
 
@@ -526,6 +538,86 @@ def test_a_signed_newcomer_does_not_wait_for_the_rest_of_those_answered_unsigned
             assert served.server.strangers.is_waiting(is_late=True)
 
     run(scenario)
+
+
+@pytest.mark.parametrize("clients", [1, 20])
+def test_a_signed_request_waits_for_few_heads_of_strangers_however_many_there_are(
+    run: RunOnLoop, monkeypatch: pytest.MonkeyPatch, clients: int
+) -> None:
+    monkeypatch.setattr(unsigned, "KNOWN_FOR_S", 60)
+    monkeypatch.setattr(http_server, "time", CountedTime())  # only the bounds on numbers are seen
+    pipelined = 20
+    requests = pipelined * 30
+    passes: dict[int, list[bytes]] = {}
+
+    def strangers_taken() -> int:
+        return sum(taken.count(b"/a") for taken in passes.values())
+
+    async def scenario() -> None:
+        def handle(arrived: list[HTTPRequest]) -> None:
+            for request in arrived:
+                passes.setdefault(served.passes, []).append(request.path)
+                judge(request)
+
+        async def ask_on(client: Client) -> None:
+            while strangers_taken() < requests:
+                assert (await client.ask(SIGNED))[0] == 200
+
+        async with serving(handler=handle) as served:
+            signed = [await served.connect() for _ in range(clients)]
+            for client in signed * 2:  # known by the first request, and served by the second
+                await client.ask(SIGNED)
+            strangers = [await served.connect() for _ in range(requests // pipelined)]
+            served.count_passes()
+            passes.clear()
+            for stranger in strangers:
+                stranger.send(GET * pipelined)
+            await asyncio.gather(*map(ask_on, signed))
+
+    run(scenario)
+
+    least = -(-PATIENT.unsigned_requests_per_pass // UNSIGNED_BUSY_PART)
+    assert strangers_taken() == requests
+    for taken in passes.values():
+        known_taken = taken.count(b"/signed")
+        assert taken[:known_taken] == [b"/signed"] * known_taken, "the signed are first"
+        assert taken.count(b"/a") <= 2 * min(max(least, known_taken), PATIENT.unsigned_requests_per_pass)
+
+
+def test_a_signed_request_waits_for_little_of_the_bodies_of_strangers(
+    run: RunOnLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unsigned, "KNOWN_FOR_S", 60)
+    monkeypatch.setattr(http_server, "time", CountedTime())
+    sizes: Counter[int] = Counter()
+    body = bytes(1 << 20)
+
+    async def scenario() -> None:
+        async with serving(judge) as served:
+            signed = await served.connect()
+            for _ in range(2):
+                await signed.ask(SIGNED)
+            served.count_passes()
+            read = served.server._read
+
+            def counted(connection: Any, requests_max: int) -> int:
+                taken = read(connection, requests_max)
+                if connection.key is None:
+                    sizes[served.passes] += taken
+                return taken
+
+            monkeypatch.setattr(served.server, "_read", counted)
+            strangers = [await served.connect() for _ in range(20)]
+            for stranger in strangers:
+                stranger.send(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            while sum(sizes.values()) < len(strangers) * len(body):
+                assert (await signed.ask(SIGNED))[0] == 200
+
+    run(scenario)
+
+    # All are newcomers until their bodies are there; the last one that is read may have had more to read.
+    one_read = STALLED_UNREAD_BYTES_MAX + UNREAD_BYTES_MAX
+    assert max(sizes.values()) <= UNSIGNED_PASS_BYTES_MAX // UNSIGNED_BUSY_PART + one_read
 
 
 @pytest.mark.parametrize("framing", ["length", "chunks"])

@@ -12,7 +12,13 @@ from quaymaster.core.values.errors import Unreachable
 from quaymaster.monitoring.health import Health
 from quaymaster.monitoring.metrics import Metrics, Sample
 from quaymaster.net.http.message import HTTPRequest, ReplySink
-from quaymaster.net.http.probe_port import PEER_SCRAPES_MAX, QUEUE_SCRAPES_MAX, SCRAPES_MAX, ProbePort
+from quaymaster.net.http.probe_port import (
+    PEER_SCRAPES_MAX,
+    QUEUE_SCRAPES_MAX,
+    REFUSED_SCRAPE_HOLD_MS,
+    SCRAPES_MAX,
+    ProbePort,
+)
 
 
 class Sink:
@@ -23,6 +29,10 @@ class Sink:
     def __init__(self) -> None:
         self.statuses: list[int] = []
         self.headers: list[bytes] = []
+        self.held: list[int] = []
+
+    def hold_off(self, hold_ms: int) -> None:
+        self.held.append(hold_ms)
 
     def reply(self, request: HTTPRequest, status: int, headers: bytes, body: bytes) -> None:
         self.statuses.append(status)
@@ -99,6 +109,7 @@ def test_one_address_does_not_take_all_the_places_of_those_who_wait() -> None:
 
         assert sorted(sink.statuses) == [200] * PEER_SCRAPES_MAX + [503] * 3
         assert other.statuses == [200]
+        assert (sink.held, other.held) == ([REFUSED_SCRAPE_HOLD_MS] * 3, [])
         await port.stop()
 
     asyncio.run(scenario())

@@ -164,12 +164,16 @@ class Refusals:
         return status, headers, body
 
     def _refuse_bad(self, requests: list[HTTPRequest], now_ms: float) -> list[HTTPRequest]:
-        """Answer those of addresses with too many wrong signatures, and look at none of them; return the others."""
+        """Answer those of addresses with too many wrong signatures, and look at none of them; return the others.
+
+        A connection by which more come before the time that it was told is not read until then.
+        """
         taken = []
         for request in requests:
             wait_ms = self.bad.wait_ms(request, now_ms)
             if wait_ms:
                 self._counts.throttle(WRONG_SIGNATURES)
+                request.hold_off_if_early(wait_ms)
                 request.respond(*self._throttled_reply(request, wait_ms))
             else:
                 taken.append(request)

@@ -30,9 +30,11 @@ SCRAPES_MAX: Final = 64
 """Scrapes that wait at once; one rendering answers all of them."""
 PEER_SCRAPES_MAX: Final = 8
 """Of these, those of one address."""
+REFUSED_SCRAPE_HOLD_MS: Final = 250
+"""Nothing more is read for so long from a connection whose address has too many: each request costs a refusal."""
 QUEUE_SCRAPES_MAX: Final = 4
 """Scrapes of queues at once; the console renders them."""
-RENDERING_SHARE: Final = 0.1
+RENDERING_SHARE: Final = 1 / 16
 """Anyone may ask for metrics, and rendering takes milliseconds: no more of the time than this."""
 SPACING_S_MAX: Final = 1.0
 """Longest wait between two renderings."""
@@ -107,6 +109,8 @@ class ProbePort:
         waiting = self._waiting
         of_peer = sum(other.peer == request.peer for other in waiting)
         if len(waiting) >= SCRAPES_MAX or of_peer >= PEER_SCRAPES_MAX:
+            if of_peer >= PEER_SCRAPES_MAX:
+                request.hold_off(REFUSED_SCRAPE_HOLD_MS)
             request.respond(503, b"Content-Type: text/plain\r\n", b"too many scrapes at once\n")
             return
         waiting.append(request)

@@ -86,9 +86,13 @@ UNSIGNED_PASS_BYTES_MAX = 512 * 1024
 """A pass reads so much of strangers; see `net/http/strangers`."""
 UNSIGNED_PASS_S = 0.001
 """And takes no more of them after so much processor time: what one request costs is up to who sends it."""
+UNSIGNED_BUSY_PART = 4
+"""While known connections are served, a pass takes as many of them as it took known requests, at least such a part of
+these bounds: a known request that comes in meanwhile waits for no more."""
 UNSIGNED_STEP_REQUESTS = 4
 UNSIGNED_STEP_BYTES = 64 * 1024
-"""So many of their requests, or so much of their bodies, are handed over at once."""
+"""So many of their requests, or so much of their bodies, are handed over at once; one request while known connections
+are served, for then the time is looked at after each."""
 NEWCOMERS_MAX = 64
 NEWCOMERS_PART = 16
 """Where several accounts have connections, so many more than `connections_max` may be open, at most a part of these:
@@ -403,6 +407,7 @@ class HTTPServer:
                 left = requests_max - len(self._arrived) if flows.are_several else PASS_REQUESTS_MAX
                 self._read(waiting.popleft(), left)
             flows.end_turn()
+        known = len(self._arrived)
         self._hand_over_arrived()
         self._take_turns(pass_ms)
         for is_late in (False, True):
@@ -410,35 +415,40 @@ class HTTPServer:
                 self.strangers.is_waiting(is_late=is_late)
                 and self.unsigned_time.rest_s(time.monotonic(), is_late=is_late) <= 0
             ):
-                self._read_strangers(pass_ms, is_late=is_late)
+                self._read_strangers(pass_ms, known, is_late=is_late)
         for _ in range(min(len(self._ending), ENDS_PER_PASS)):
             self._take_turn(self._ending.popleft(), pass_ms)
 
     def _is_pass_full(self) -> bool:
         return len(self._arrived) >= PASS_REQUESTS_MAX or self._arrived_bytes >= PASS_BODY_BYTES_MAX
 
-    def _read_strangers(self, pass_ms: float, *, is_late: bool) -> None:
+    def _read_strangers(self, pass_ms: float, known: int, *, is_late: bool) -> None:
         """Take requests of some whose signature is not known to be valid; the others wait for the next pass.
 
         They are handed over a few at a time, for it is then that their signatures are looked at: how long that takes
-        depends on what they sent.
+        depends on what they sent. `known`: so many requests of known connections were taken in this pass.
         """
         requests_max = self.limits.unsigned_requests_per_pass
+        part, step = 1.0, UNSIGNED_STEP_REQUESTS
+        if self.unsigned_time.is_shared(pass_ms / 1000):
+            least = -(-requests_max // UNSIGNED_BUSY_PART)
+            part, step = min(max(known, least), requests_max) / requests_max, 1
+            requests_max = round(requests_max * part)
         requests = read_bytes = 0
         answers_before = self.unsigned_answers
         began_s = time.thread_time()
-        until_s = began_s + UNSIGNED_PASS_S
+        until_s = began_s + UNSIGNED_PASS_S * part
         for _ in range(requests_max):
             connection = self.strangers.next_turn(is_late=is_late)
             if connection is None:
                 break
-            read_bytes += self._read(connection)
-            if len(self._arrived) >= UNSIGNED_STEP_REQUESTS or self._arrived_bytes >= UNSIGNED_STEP_BYTES:
+            read_bytes += self._read(connection, step)
+            if len(self._arrived) >= step or self._arrived_bytes >= UNSIGNED_STEP_BYTES:
                 requests += len(self._arrived)
                 self._hand_over_arrived()
             if (
                 requests + len(self._arrived) >= requests_max
-                or read_bytes >= UNSIGNED_PASS_BYTES_MAX
+                or read_bytes >= UNSIGNED_PASS_BYTES_MAX * part
                 or time.thread_time() >= until_s
             ):
                 break

@@ -59,12 +59,16 @@ class UnsignedTime:
         """Note that a request of a known connection came in."""
         self._known_at_s = now_s
 
+    def is_shared(self, now_s: float) -> bool:
+        """Tell whether known connections are being served, with which strangers share the loop."""
+        return now_s - self._known_at_s < KNOWN_FOR_S
+
     def charge(self, used_s: float, now_s: float, *, is_late: bool) -> None:
         """Have newcomers, or late ones, rest after so much unsigned processor time.
 
         What they used while they rest, by actions that were begun before, makes the rest longer.
         """
-        if now_s - self._known_at_s < KNOWN_FOR_S:
+        if self.is_shared(now_s):
             rest_s = (LATE_REST if is_late else NEWCOMER_REST) * used_s
             rests_s = max(0.0, self._rest_until_s[is_late] - now_s)
             self._rest_until_s[is_late] = now_s + min(rests_s + rest_s, REST_MAX_S)
