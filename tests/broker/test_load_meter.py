@@ -32,6 +32,9 @@ def defined(queue_id: int) -> QueueDefinition:
 
 
 DEFINITIONS = {queue_id: defined(queue_id) for queue_id in (8, 9, *range(100, 120), *range(200, 220))}
+GROUPS = (50, 51)
+"""Consumer groups of queue 8."""
+DEFINITIONS |= {queue_id: replace_definition(defined(queue_id), group_of=8) for queue_id in GROUPS}
 
 
 class Clocks:
@@ -126,6 +129,30 @@ def test_busiest_partitions_have_their_part_of_their_journals_share(meter: LoadM
     assert (busiest.commands_per_s, busiest.messages_per_s, busiest.bytes_per_s) == (0.5, 1.0, 4.0)
     assert busiest.by_key == (2, *[0] * 15)
     assert (other.queue_id, other.share) == (9, 0.0625)
+
+
+def test_load_of_consumer_groups_is_that_of_their_log(meter: LoadMeter, clocks: Clocks) -> None:
+    ticks = iter([0.0, 1.0, 3.0, 4.0, 5.0, 8.0])
+    loads = PartitionLoads(lambda: next(ticks))
+    one = journal(loads=loads)
+    pass_time(clocks, 1.0)
+    meter.measure({1: one})
+
+    loads.begin()
+    loads.note(Send(8, 1, [NewMessage(b"i", b"1234", group=1)] * 2))
+    loads.note(Receive(GROUPS[0], 1, 1))
+    loads.note(Receive(GROUPS[1], 1, 1))
+    loads.note(Receive(GROUPS[1], 2, 1))  # sealed
+    loads.note(Receive(GROUPS[1], 0, 1))
+    one.host.worked_s = 1.6
+    pass_time(clocks, 2.0)
+    told = meter.measure({1: one}).partitions
+
+    assert [(load.queue_id, load.partition, round(load.share, 6)) for load in told] == [
+        (8, 1, 0.4),
+        (8, 0, 0.3),
+    ]
+    assert (told[0].commands_per_s, told[0].messages_per_s, told[0].by_key) == (1.5, 1.0, (2, *[0] * 15))
 
 
 def test_broker_tells_which_partitions_sinks_committed_to(meter: LoadMeter, clocks: Clocks) -> None:

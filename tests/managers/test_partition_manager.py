@@ -234,7 +234,7 @@ def test_hot_queues_that_managers_leave_alone_are_a_problem_and_own_queues_are_n
         scene.nodes.queue = replace_definition(scene.nodes.queue, attributes={"PartitionsMax": "1"})
         await scene.run(QUEUE_REST_MS + BUSY_MS)
         (problem,) = scene.problems()
-        assert problem.endswith("and stays: managers do not change queues of its kind")
+        assert problem.endswith("and stays: it is to have one partition (PartitionsMax)")
 
         scene.nodes.queue = replace_definition(
             scene.nodes.queue, account_id=INTERNAL_ACCOUNT, name=USAGE_QUEUE

@@ -21,7 +21,14 @@ from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.coordination.stores.sqlite import SQLiteCoordination
 from quaymaster.core.cell.partition_plans import SplitPartition
 from quaymaster.core.values.commands.messages import Done
-from quaymaster.core.values.commands.partitions import AskMarks, ForgetQueue, MarksOutcome, SetQueue
+from quaymaster.core.values.commands.partitions import (
+    AskMarks,
+    AskPartition,
+    ForgetQueue,
+    MarksOutcome,
+    PartitionOutcome,
+    SetQueue,
+)
 from quaymaster.core.values.commands.unions import Command, Outcome
 from quaymaster.core.values.errors import AccessDenied, NotNow, UnsupportedOperation
 from quaymaster.core.values.journal_configuration import JournalConfiguration
@@ -40,7 +47,7 @@ from quaymaster.node.cell.manager_role import queue_nodes
 from quaymaster.node.cell.metadata_roles import start_metadata_node, start_remote_metadata
 from quaymaster.node.cell.transport import Transport
 from quaymaster.node.data.stores import open_etcd
-from quaymaster.protocol.rpc.metadata_messages import ChangedQueue, CreateQueue, DeleteQueue
+from quaymaster.protocol.rpc.metadata_messages import ChangedQueue, CreateGroup, CreateQueue, DeleteQueue
 from quaymaster.settings import Settings, load_settings
 
 ACCOUNT = "000000000000"
@@ -62,6 +69,8 @@ class Brokers:
                 match command:
                     case AskMarks():
                         outcome = MarksOutcome(QueueMarks(queue_id=max(brokers.queues, default=0)))
+                    case AskPartition():
+                        outcome = PartitionOutcome(0, False, 1, 1, 0, 1)
                     case SetQueue(definition):
                         brokers.queues[definition.queue_id] = definition
                     case ForgetQueue(queue_id):
@@ -186,11 +195,11 @@ def test_nodes_of_one_machine_may_share_a_file(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-async def create_patiently(front_end: MetadataService, name: str) -> QueueDefinition:
+async def create_patiently(front_end: MetadataService, name: str, **attributes: str) -> QueueDefinition:
     """Create a queue as an SDK does, which tries again after a 503."""
     while True:
         try:
-            return await front_end.queues.change(CreateQueue(ACCOUNT, name))
+            return await front_end.queues.change(CreateQueue(ACCOUNT, name, attributes))
         except NotNow:
             await asyncio.sleep(0.1)
 
@@ -248,6 +257,12 @@ def test_manager_with_its_certificate_has_a_queue_split_where_it_says_and_is_ref
             ]
             with pytest.raises(UnsupportedOperation, match="changed meanwhile"):
                 await nodes.change(request_of(split, found))
+            # A log is found and split like other queues; its groups have its partitions.
+            log = await create_patiently(a, "events", RetentionMode="Log")
+            group = await a.queues.change(CreateGroup(ACCOUNT, "events@search"))
+            (found,) = [one for one in await nodes.find([log.queue_id, group.queue_id]) if not one.group_of]
+            split = SplitPartition(found.queue_id, 0, 1 << 63, (3, 4), "it is busy")
+            assert len(in_state(await nodes.change(request_of(split, found)), "new")) == 2
             with pytest.raises(AccessDenied, match="A manager may not ask for DeleteQueue"):
                 await nodes.client.ask(DeleteQueue(ACCOUNT, "orders"), ChangedQueue, deadline_ms=10_000)
 

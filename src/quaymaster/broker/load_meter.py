@@ -15,8 +15,9 @@ from quaymaster.broker.replica.journal_service import JournalService
 from quaymaster.broker.replica.replica import ReplicaHost
 from quaymaster.core.cell.load import BUSIEST_MAX, BrokerLoad, PartitionLoad
 from quaymaster.core.partition.partition import Partition
+from quaymaster.core.partition.partition_counters import PartitionCounters
 from quaymaster.core.values.partition_tables import entry_of
-from quaymaster.core.values.queues.partition_keys import parts_of_key
+from quaymaster.core.values.queues.partition_keys import partition_key, parts_of_key
 from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 
 WINDOW_S: Final = 0.25
@@ -76,8 +77,8 @@ def _partition_loads(number: int, host: ReplicaHost, share: float, seconds: floa
     """Return what the busiest open partitions of a journal have of its share."""
     if host.loads is None:
         return []
-    counted = host.loads.take()
     definitions = host.replica.queues.definitions
+    counted = _with_groups(host.loads.take(), definitions)
     decided_s = sum(counters.seconds for counters in counted.values()) or 1.0
     loads = []
     for key, counters in nlargest(LOOKED_AT_MAX, counted.items(), key=lambda item: item[1].seconds):
@@ -98,6 +99,20 @@ def _partition_loads(number: int, host: ReplicaHost, share: float, seconds: floa
             )
         )
     return loads
+
+
+def _with_groups(
+    counted: dict[int, PartitionCounters], definitions: Mapping[int, QueueDefinition]
+) -> dict[int, PartitionCounters]:
+    """Return the counters with those of consumer groups among their logs': a change moves a log with its groups."""
+    for key in list(counted):
+        queue_id, number = parts_of_key(key)
+        definition = definitions.get(queue_id)
+        if definition is not None and definition.group_of:
+            log_key = partition_key(definition.group_of, number)
+            counters = counted.pop(key)
+            counted.setdefault(log_key, PartitionCounters()).add(counters)
+    return counted
 
 
 def _is_open(definition: QueueDefinition | None, number: int) -> bool:

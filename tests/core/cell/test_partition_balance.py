@@ -41,6 +41,7 @@ from quaymaster.core.values.queues.queue_definitions import (
 STEP_MS = 2_500
 MINUTE_MS = 60_000
 CLOSING_MS = 5 * MINUTE_MS
+LOG = {"RetentionMode": "Log"}
 
 
 class BusyCell:
@@ -54,17 +55,28 @@ class BusyCell:
         self.demand: dict[int, float] = {}
         """What each queue takes of a loop."""
         self.noise: Callable[[], float] = lambda: 1.0
+        self.emptied_ms: dict[int, int] = {}
+        """How long after a change of a queue nothing is left of its sealed partitions."""
         self.changed_ms: dict[int, int] = {}
         self.changes: list[tuple[int, PlannedChange]] = []
         self.trends = PartitionTrends()
 
-    def add(self, queue_id: int, journal: int, demand: float) -> None:
+    def add(
+        self,
+        queue_id: int,
+        journal: int,
+        demand: float,
+        *,
+        emptied_ms: int = 2 * CLOSING_MS,
+        attributes: dict[str, str] | None = None,
+    ) -> None:
         """Make a queue with one partition."""
-        definition = define(queue_id)
+        definition = replace_definition(define(queue_id), attributes=attributes or {})
         (only,) = definition.partitions
         only = msgspec.structs.replace(only, journal_id=journal)
         self.tables[queue_id] = replace_definition(definition, partitions=(only,))
         self.demand[queue_id] = demand
+        self.emptied_ms[queue_id] = emptied_ms
 
     def run(self, ms: int) -> list[PlannedChange]:
         """Let time pass; return what managers changed."""
@@ -118,20 +130,21 @@ class BusyCell:
         self.changes.append((now_ms, change))
 
     def _age(self, now_ms: int) -> None:
-        """Close sealed partitions once they have forgotten ids, and let go of those that consumers emptied."""
+        """Close sealed partitions once they have forgotten ids, and let go of those that are empty."""
         for queue_id, changed_ms in self.changed_ms.items():
             table = self.tables[queue_id]
             if now_ms - changed_ms >= CLOSING_MS:
                 for entry in in_state(table, "closing"):
                     table = with_state(table, entry.number, "closed")
-            if now_ms - changed_ms >= 2 * CLOSING_MS and in_state(table, "closed"):
+            if now_ms - changed_ms >= self.emptied_ms[queue_id] and in_state(table, "closed"):
                 table = without(table, [entry.number for entry in in_state(table, "closed")])
             self.tables[queue_id] = table
 
 
-def test_queue_that_is_too_much_for_a_broker_is_split_once_and_stays_so() -> None:
+@pytest.mark.parametrize("attributes", [{}, LOG], ids=["queue", "log"])
+def test_queue_that_is_too_much_for_a_broker_is_split_once_and_stays_so(attributes: dict[str, str]) -> None:
     busy = BusyCell()
-    busy.add(7, 0, 0.8)
+    busy.add(7, 0, 0.8, attributes=attributes)
 
     (change,) = busy.run(QUEUE_REST_MS + 2 * MINUTE_MS)
 
@@ -186,3 +199,28 @@ def test_load_that_comes_and_goes_gives_a_queue_few_new_partitions() -> None:
     assert kinds == [SplitPartition, MergePartitions] * (len(kinds) // 2) + [SplitPartition] * (
         len(kinds) % 2
     )
+
+
+@pytest.mark.uncovered
+@pytest.mark.parametrize(
+    ("retention_ms", "kinds"),
+    [
+        (60 * MINUTE_MS, [SplitPartition, MergePartitions] * 6),
+        (24 * 60 * MINUTE_MS, [SplitPartition]),
+    ],
+    ids=["an hour", "a day"],
+)
+def test_log_whose_load_comes_and_goes_is_changed_no_faster_than_its_retention_empties_it(
+    retention_ms: int, kinds: list[type[PlannedChange]]
+) -> None:
+    busy = BusyCell(5)
+    busy.add(7, 0, 0.8, emptied_ms=retention_ms, attributes=LOG)
+    busy.noise = lambda: busy.source.uniform(0.8, 1.2)
+
+    for _ in range(12):
+        busy.demand[7] = 0.8
+        busy.run(15 * MINUTE_MS)
+        busy.demand[7] = 0.05
+        busy.run(45 * MINUTE_MS)
+
+    assert [type(change) for _, change in busy.changes] == kinds

@@ -250,7 +250,7 @@ def test_partition_with_a_small_part_of_the_load_is_no_problem_where_nothing_has
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"is_fixed": True}, "managers do not change queues of its kind"),
+        ({"fixed_why": "it is to have one partition"}, "it is to have one partition"),
         ({"has_sinks": True}, "a sink commits to the queue"),
     ],
 )
@@ -291,6 +291,26 @@ def test_keys_with_many_closed_partitions_are_not_changed() -> None:
     (problem,) = planned(queue(partition(0), *closed)).problems
     assert problem.endswith("and stays: consumers have not emptied its closed partitions")
     assert len(planned(queue(partition(0), *closed[1:])).changes) == 1
+
+
+def test_log_is_changed_like_a_queue_until_its_keys_have_many_closed_partitions() -> None:
+    closed = [partition(number, journal=2, state="closed", share=0.0) for number in range(1, 1 + CLOSED_MAX)]
+
+    (problem,) = planned(queue(partition(0), *closed, is_log=True)).problems
+    assert problem.endswith("and stays: retention has not emptied its closed partitions")
+    assert [type(one) for one in planned(queue(partition(0), *closed[1:], is_log=True)).changes] == [
+        SplitPartition
+    ]
+
+
+def test_log_with_a_bound_on_its_bytes_is_changed_once_nothing_is_left_of_what_was_sealed_before() -> None:
+    bounded = {"is_log": True, "has_bytes_max": True}
+    closed = partition(1, journal=2, state="closed", share=0.0)
+    drained = partition(1, journal=2, state="drained", share=0.0)
+
+    (problem,) = planned(queue(partition(0), closed, **bounded)).problems
+    assert problem.endswith("and stays: retention has not emptied its closed partitions")
+    assert len(planned(queue(partition(0), drained, **bounded)).changes) == 1
 
 
 def test_no_queue_gets_more_partitions_than_may_be_listed() -> None:
@@ -352,7 +372,7 @@ def test_partitions_with_little_load_for_long_are_merged_at_the_less_busy_of_the
         queue(TWO[0], **CALM),
         queue(*TWO, calm_since_ms=None),
         queue(*TWO, calm_since_ms=NOW_MS - MERGE_MS + 1),
-        queue(*TWO, is_fixed=True, **CALM),
+        queue(*TWO, fixed_why="it is to have one partition", **CALM),
         queue(*TWO, new_numbers=NEW_NUMBERS_MAX, **CALM),
         queue(*TWO, changed_ms=NOW_MS, **CALM),
     ],
@@ -360,6 +380,18 @@ def test_partitions_with_little_load_for_long_are_merged_at_the_less_busy_of_the
 )
 def test_queues_that_are_not_merged(calm: QueueSeen) -> None:
     assert planned(calm, j2=COOL, j3=OTHER) == NOTHING
+
+
+@pytest.mark.parametrize(("is_log", "is_merged"), [(False, True), (True, False)])
+def test_log_is_merged_once_nothing_is_left_of_what_was_sealed_before(
+    *, is_log: bool, is_merged: bool
+) -> None:
+    closed = partition(1, journal=2, state="closed", share=0.0)
+
+    made = planned(queue(closed, *TWO, is_log=is_log, **CALM), j2=COOL, j3=OTHER)
+
+    assert [type(change) for change in made.changes] == [MergePartitions] * is_merged
+    assert len(planned(queue(*TWO, is_log=is_log, **CALM), j2=COOL, j3=OTHER).changes) == 1
 
 
 def test_partitions_are_merged_only_where_there_is_room_and_a_leader() -> None:

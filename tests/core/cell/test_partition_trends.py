@@ -17,7 +17,7 @@ from quaymaster.core.cell.partition_trends import (
     DAY_MS,
     GAP_MS,
     PartitionTrends,
-    is_left_alone,
+    why_fixed,
 )
 from quaymaster.core.values.partition_tables import (
     entries_to_split,
@@ -307,28 +307,53 @@ def test_partition_that_a_broker_does_not_name_may_have_as_much_as_the_last_that
 
 
 @pytest.mark.parametrize(
-    ("attributes", "is_alone"),
+    ("attributes", "why"),
     [
-        ({}, False),
-        ({"RetentionMode": "Log"}, True),
-        ({"ReplicationMode": "Peers"}, True),
-        ({"PartitionsMax": "1"}, True),
-        ({"PartitionsMax": "2"}, False),
-        ({"FifoQueue": "true"}, True),
-        (FIFO, False),
+        ({}, None),
+        ({"RetentionMode": "Log"}, None),
+        ({"ReplicationMode": "Peers"}, "its partitions are equal (ReplicationMode)"),
+        ({"PartitionsMax": "1"}, "it is to have one partition (PartitionsMax)"),
+        ({"PartitionsMax": "2"}, None),
+        (
+            {"FifoQueue": "true"},
+            "its messages are not divided by message group (DeduplicationScope, FifoThroughputLimit)",
+        ),
+        (FIFO, None),
+        (
+            {**FIFO, "RetentionMode": "Log"},
+            "who reads this log by offsets would lose the order of its message groups",
+        ),
     ],
 )
 def test_kinds_of_queues_that_managers_leave_alone(
-    cell: PlannedCell, attributes: dict[str, str], *, is_alone: bool
+    cell: PlannedCell, attributes: dict[str, str], why: str | None
 ) -> None:
     definition = queue(cell, **attributes)
 
-    assert is_left_alone(definition) is is_alone
-    assert taken(knowing(definition, 0), see(cell))[1].is_fixed is is_alone
+    assert why_fixed(definition) == why
+    assert taken(knowing(definition, 0), see(cell))[1].fixed_why == why
 
 
-def test_consumer_groups_are_left_alone(cell: PlannedCell) -> None:
-    assert is_left_alone(replace_definition(queue(cell), group_of=3))
+@pytest.mark.parametrize(
+    ("attributes", "is_log", "has_bytes_max"),
+    [
+        ({}, False, False),
+        ({"RetentionMode": "Log"}, True, False),
+        ({"RetentionMode": "Log", "RetentionBytes": "5000"}, True, True),
+    ],
+)
+def test_of_a_log_it_is_seen_that_it_is_one_and_whether_its_bytes_have_a_bound(
+    cell: PlannedCell, attributes: dict[str, str], *, is_log: bool, has_bytes_max: bool
+) -> None:
+    _, found = taken(knowing(queue(cell, **attributes), 0), see(cell))
+
+    assert (found.is_log, found.has_bytes_max) == (is_log, has_bytes_max)
+
+
+def test_consumer_groups_are_changed_with_their_logs_and_not_by_themselves(cell: PlannedCell) -> None:
+    trends = knowing(replace_definition(queue(cell), group_of=3), 0)
+
+    assert trends.take(see(cell)).queues == ()
 
 
 @pytest.mark.parametrize("has_sinks", [True, False])

@@ -23,8 +23,9 @@ FORGOTTEN_SHARE: Final = 0.001
 class PartitionLoad(msgspec.Struct, frozen=True):
     """One of the partitions with the most work on a broker, as its journal's leader there counted it.
 
-    `share`: of the loop's time; its part of the journal's, by what deciding its commands took. The rates are of
-    commands, and of the messages and bytes that they stored. `by_key`: the messages of the window by their key's first
+    `share`: of the loop's time; its part of the journal's, by what deciding its commands took. A log's partition has
+    the commands of its consumer groups, too; older brokers name those by themselves. The rates are of commands, and of
+    the messages and bytes that they stored. `by_key`: the messages of the window by their key's first
     4 bits. `has_sinks`: whether a sink committed to the partition within the time that it remembers them; older brokers
     do not tell.
     """

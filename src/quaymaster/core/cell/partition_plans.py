@@ -6,6 +6,10 @@
       its load is of one group ─────────────────────────▶ a problem: no change of partitions divides a group
     all open partitions of a queue together below MERGED_SHARE for MERGE_MS ──▶ MergePartitions
 
+Sealed partitions of a log are closed for as long as it keeps messages, and consumers ask them all that time. So a log
+is merged only when nothing is left of what was sealed before, and one with a bound on its bytes is changed only then:
+each seal would let it keep as much again.
+
 Leadership that moves (`load_choice`) comes first, and costs less: it is for brokers with several journals. What is left
 are journals that are too much for any broker. Times are milliseconds of the manager's clock; keys have 64 bits.
 """
@@ -62,7 +66,8 @@ class PartitionSeen(msgspec.Struct, frozen=True):
 class QueueSeen(msgspec.Struct, frozen=True):
     """A queue with load, or with several open partitions.
 
-    `name`: for reasons. `is_fixed`: managers never change queues of its kind. `changed_ms`: when its last change was,
+    `name`: for reasons. `fixed_why`: why managers never change it; None when they may. `is_log`: it keeps what is
+    consumed. `has_bytes_max`: and no more than so many bytes. `changed_ms`: when its last change was,
     None when there was none. `has_sinks`: it is FIFO, and a sink commits to it, or did within a week, or may have.
     `new_numbers`: how many partitions it got within a day. `calm_since_ms`: since when its open partitions together are
     below MERGED_SHARE; None when they are not.
@@ -72,7 +77,9 @@ class QueueSeen(msgspec.Struct, frozen=True):
     name: str
     partitions: tuple[PartitionSeen, ...]
     partitions_max: int = 16
-    is_fixed: bool = False
+    fixed_why: str | None = None
+    is_log: bool = False
+    has_bytes_max: bool = False
     changed_ms: int | None = None
     has_sinks: bool = False
     new_numbers: int = 0
@@ -237,7 +244,8 @@ class _Planner:
             return
         if self._is_changing(queue):
             return
-        if (why := self._why_left_alone(queue, [busiest])) is not None:
+        closed_max = 1 if queue.has_bytes_max else CLOSED_MAX
+        if (why := self._why_left_alone(queue, [busiest], closed_max=closed_max)) is not None:
             if has_most:
                 self.problems.append(f"{busy}, and stays: {why}")
             return
@@ -269,7 +277,8 @@ class _Planner:
             or queue.calm_since_ms is None
             or self._now_ms - queue.calm_since_ms < MERGE_MS
             or self._is_changing(queue)
-            or self._why_left_alone(queue, open_ones) is not None
+            or self._why_left_alone(queue, open_ones, closed_max=1 if queue.is_log else CLOSED_MAX)
+            is not None
             or not self._has_numbers(queue, 1, opened=0)
         ):
             return
@@ -297,14 +306,21 @@ class _Planner:
             or (queue.changed_ms is not None and self._now_ms - queue.changed_ms < QUEUE_REST_MS)
         )
 
-    def _why_left_alone(self, queue: QueueSeen, parents: Sequence[PartitionSeen]) -> str | None:
-        """Return why managers do not change these partitions, whatever their load."""
-        if queue.is_fixed:
-            return "managers do not change queues of its kind"
+    def _why_left_alone(
+        self, queue: QueueSeen, parents: Sequence[PartitionSeen], *, closed_max: int
+    ) -> str | None:
+        """Return why managers do not change these partitions, whatever their load.
+
+        `closed_max`: no key has so many closed partitions.
+        """
+        if queue.fixed_why is not None:
+            return queue.fixed_why
         if queue.has_sinks:
             return "a sink commits to the queue"
         closed = [(one.first_key, one.last_key) for one in queue.partitions if one.state == "closed"]
-        if any(deepest(closed, one.first_key, one.last_key) >= CLOSED_MAX for one in parents):
+        if any(deepest(closed, one.first_key, one.last_key) >= closed_max for one in parents):
+            if queue.is_log:
+                return "retention has not emptied its closed partitions"
             return "consumers have not emptied its closed partitions"
         return None
 

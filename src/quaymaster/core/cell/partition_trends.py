@@ -77,7 +77,8 @@ class PartitionTrends:
         """Take the tables of the queues that were asked for; others, and those that were not found, are forgotten."""
         before, self._known = self._known, {}
         for definition in found:
-            if definition.queue_id in asked:
+            # A group has the table of its log, and its load is a part of the log's.
+            if definition.queue_id in asked and not definition.group_of:
                 if definition.queue_id in before:
                     self._known[definition.queue_id] = before[definition.queue_id]
                 self.know_one(definition, now_ms)
@@ -176,7 +177,9 @@ class PartitionTrends:
                 for entry in definition.partitions
             ),
             definition.partitions_max,
-            is_fixed=is_left_alone(definition),
+            fixed_why=why_fixed(definition),
+            is_log=definition.is_log,
+            has_bytes_max=definition.is_log and definition.retention_bytes > 0,
             changed_ms=known.changed_ms,
             has_sinks=definition.is_fifo and (has_sinks or not is_led),
             new_numbers=sum(count for _, count in known.given),
@@ -184,14 +187,17 @@ class PartitionTrends:
         )
 
 
-def is_left_alone(definition: QueueDefinition) -> bool:
-    """Tell whether managers never change a queue of this kind, whatever its load."""
-    return (
-        definition.keeps_all
-        or definition.has_peers
-        or definition.partitions_max == 1
-        or (definition.is_fifo and not definition.is_split_by_group)
-    )
+def why_fixed(definition: QueueDefinition) -> str | None:
+    """Return why managers never change a queue, whatever its load; None when they may."""
+    if definition.has_peers:
+        return "its partitions are equal (ReplicationMode)"
+    if definition.partitions_max == 1:
+        return "it is to have one partition (PartitionsMax)"
+    if definition.is_fifo and not definition.is_split_by_group:
+        return "its messages are not divided by message group (DeduplicationScope, FifoThroughputLimit)"
+    if definition.is_fifo and definition.is_log:
+        return "who reads this log by offsets would lose the order of its message groups"
+    return None
 
 
 def _partition(

@@ -37,3 +37,11 @@ class PartitionCounters:
             self.messages += len(stored)
             self.bytes += sum([len(message.payload) for message in stored])
             self.by_key[key >> _KEY_SHIFT & 15] += len(stored)
+
+    def add(self, other: PartitionCounters) -> None:
+        """Count what others counted as well: a consumer group's work is its log's."""
+        self.commands += other.commands
+        self.messages += other.messages
+        self.bytes += other.bytes
+        self.seconds += other.seconds
+        self.by_key = [one + more for one, more in zip(self.by_key, other.by_key, strict=True)]
