@@ -11,8 +11,10 @@ CAUGHT_BY: dict[str, int] = {
     "old-table-finds-nothing": 0,
     "fresh-group-given": 2,
     "sequence-restarts": 0,
+    "one-parent-of-two": 22,
     "sink-asks-child": 0,
     "retention-by-count": 0,
+    "merged-takes-batches": 8,
     "aborts-unasked": 0,
     "earlyack": 0,
     "softpromise": 9,
@@ -127,8 +129,8 @@ CAUGHT_BY: dict[str, int] = {
     "empty-by-old-answers": 7,
 }
 """Not here are `tail-not-compared`, `nochain`, `compacted-by-what-was-cut`, `gap-after-rebuild`, `stale-rebuild`,
-`no-lease`, `merged-takes-batches`, `one-parent-of-two`, `gone-uncommitted` and `number-reused`.
+`no-lease`, `gone-uncommitted` and `number-reused`.
 
 They take many seeds or seconds, or have not been caught in cells yet; `nochain` is caught in `protocol_model`, the last
-three in `sim.partitions`.
+two in `sim.partitions`.
 """
