@@ -392,3 +392,25 @@ def test_records_of_moves_that_go_on_are_taken_once() -> None:
         host.states.apply(row, payload, epoch)
 
     assert host.states.state_hash(host.now_ms) == state
+
+
+def test_message_that_goes_on_to_its_own_journal_is_there_until_its_move_ends_on_each_replica() -> None:
+    before, after = table(DEAD, THERE), table(DEAD, THERE, HERE)
+    host = source_host(before)
+    send(host, JOBS, 1, 2)
+    begun = [begin(host, letter, before) for letter in dead_letters(host, JOBS)]
+    host.ask(SetQueue(after))
+    numbers = [each.number for each in begun]
+    going = host.ask(EndMoves(JOBS, 0, begun[0].target_key, [], numbers, after))
+    assert isinstance(going, MovesGoOn)
+
+    take(host, sent_for(host, JOBS, after, 1))
+    on_another = host.replayed()
+
+    assert (host.partition(JOBS).alive, on_another.partitions[partition_key(JOBS, 0)].alive) == (2, 2)
+    assert on_another.state_hash(host.now_ms) == host.states.state_hash(host.now_ms)
+    (last,) = going.begun
+    host.ask(EndMoves(JOBS, 0, last.target_key, [last.number - 1, last.number], []))
+    assert host.partition(JOBS).alive == 0
+    assert numbers_in(host, DEAD, 1) == [1, 2]
+    assert host.replayed().state_hash(host.now_ms) == host.states.state_hash(host.now_ms)

@@ -223,8 +223,9 @@ class AppliedQueues(JournalQueues):
         moved = decode_moved(wrapped)
         source = self.partitions.get(partition_key(moved.source_queue_id, moved.source_partition))
         target = self.partitions.get(row.queue_id << 16 | row.partition)
-        # Either may be in its snapshot already, or gone; both may be the same.
-        is_new_to_source = source is not None and row.offset >= source.applied
+        # Either may be in its snapshot already, or gone; both may be the same. What came by a number is in its source
+        # until the move ends there, also where that is in this journal: it left for another one first.
+        is_new_to_source = source is not None and not moved.number and row.offset >= source.applied
         is_new_to_target = target is not None and row.offset >= target.applied
         if source is not None and is_new_to_source:
             source.applied = row.offset + 1
