@@ -17,6 +17,7 @@ from crc32c import crc32c
 from harness.replica_host import identity
 
 from quaymaster.broker.replica.consuming_receives import ConsumingReceives
+from quaymaster.broker.replica.group_questions import GROUPS_MAX, GroupQuestions
 from quaymaster.broker.replica.held_receives import HeldReceives
 from quaymaster.broker.replica.moves.message_moves import MessageMoves
 from quaymaster.broker.replica.moves.moves_out import MovesAway
@@ -36,6 +37,7 @@ from quaymaster.core.partition.proposals import Proposal, Wait
 from quaymaster.core.partition.work.applied_claims import ClaimStep, split_claim
 from quaymaster.core.partition.work.slices import Work
 from quaymaster.core.queues import queue_states
+from quaymaster.core.queues.moved_messages import followed_move
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.queues.record_payloads import HAS_ATTEMPT, OWN_DELAY, PAIR
 from quaymaster.core.queues.transactions import check_has_all_groups
@@ -68,10 +70,11 @@ from quaymaster.core.values.commands.messages import (
     ReceiveOutcome,
     Send,
     Watch,
+    WatchOutcome,
 )
 from quaymaster.core.values.commands.move_tasks import TakeForMove
 from quaymaster.core.values.commands.moves import MoveBegun, MoveIn, MoveInOutcome, MoveMessage
-from quaymaster.core.values.commands.partitions import AskGroups, SetQueue
+from quaymaster.core.values.commands.partitions import AskGroups, AskPartition, GroupsOutcome, SetQueue
 from quaymaster.core.values.commands.transactions import (
     AbortedOutcome,
     AbortTransaction,
@@ -80,11 +83,17 @@ from quaymaster.core.values.commands.transactions import (
     StageMessages,
 )
 from quaymaster.core.values.commands.unions import Command, Decided, InternalCommand
-from quaymaster.core.values.errors import NotNow, QueueRevisionTaken
+from quaymaster.core.values.errors import NotNow, QueueDoesNotExist, QueueRevisionTaken
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.core.values.messages import split_payload
 from quaymaster.core.values.partition_tables import has_key, in_state, parents_of, share_of, taking
-from quaymaster.core.values.queues.queue_definitions import PartitionPlacement, QueueDefinition
+from quaymaster.core.values.queues.partition_keys import partition_key
+from quaymaster.core.values.queues.queue_definitions import (
+    PartitionPlacement,
+    PartitionState,
+    QueueDefinition,
+    replace_definition,
+)
 from quaymaster.core.values.records import HEADER_BYTES, Batch, RecordRow, RecordType
 from quaymaster.managers.in_cluster import InClusterManager
 from sim import completions
@@ -1248,6 +1257,14 @@ class _GoneUncommitted(QueueStates):
         return decided, Wait.NOTHING
 
 
+@plant("list-half", "a child takes groups that a parent's answer says nothing of for gone", "held groups")
+class _ListHalf(GroupQuestions):
+    def _take(self, pair: Any, asked: Any, outcome: GroupsOutcome) -> None:
+        others = asked.holds.to_ask(pair.parent, GROUPS_MAX, "first")
+        gone = [*array("Q", outcome.gone), *(group for group in others if group not in asked.groups)]
+        super()._take(pair, asked, GroupsOutcome(array("Q", gone).tobytes()))
+
+
 @plant("number-reused", "a journal that has a newer table than the row does not say so", "restored rows")
 class _NumberReused(QueueStates):
     def _set_queue(self, command: SetQueue, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
@@ -1256,6 +1273,69 @@ class _NumberReused(QueueStates):
         except QueueRevisionTaken:
             return Done(), Wait.COMMIT
         return Done() if isinstance(decided, Elsewhere) else decided, wait
+
+
+@plant("window-by-row", "how long a seal is ago is told by a clock that is an hour ahead", "partitions")
+class _WindowByRow(QueueStates):
+    def _ask_partition(self, command: AskPartition, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        return super()._ask_partition(command, now_ms + 3_600_000, proposal)
+
+
+@plant(
+    "unknown-is-gone",
+    "who is told of a partition that is not there takes its queue for gone",
+    "fed partitions",
+)
+class _UnknownIsGone(SpreadSend):
+    def again(self, part: Part, definition: QueueDefinition) -> list[Part]:
+        return self.on_outcome(part, QueueDoesNotExist(), definition)
+
+
+@plant("watch-takes", "a watch takes what it finds", "fed partitions")
+class _WatchTakes(QueueStates):
+    def _watch(self, command: Watch, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        receive = Receive(command.queue_id, command.partition, 1, table_version=command.table_version)
+        decided, wait = self._receive(receive, now_ms, proposal)
+        is_found = isinstance(decided, TakenOutcome) and bool(decided.taken)
+        return WatchOutcome(True) if is_found else decided, wait
+
+
+@plant("sealed-takes-moves", "a sealed partition takes moves from other journals", "fed partitions")
+class _SealedTakesMoves(QueueStates):
+    def _move_in(self, command: MoveIn, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        target = self.partitions.get(partition_key(command.queue_id, command.partition))
+        if target is None:
+            return super()._move_in(command, now_ms, proposal)
+        sealed_ms, target.sealed_ms = target.sealed_ms, 0
+        try:
+            return super()._move_in(command, now_ms, proposal)
+        finally:
+            target.sealed_ms = sealed_ms
+
+
+@plant("sealed-takes-local-moves", "a sealed partition takes moves within its journal", "fed partitions")
+class _SealedTakesLocalMoves(QueueStates):
+    def _takes_moves(self, queue_id: int, entry: PartitionPlacement) -> bool:
+        return True
+
+
+@plant("tables-mixed", "each message that is moved goes by another table", "fed fifo partitions")
+class _TablesMixed(QueueStates):
+    def _place_of(self, source: Partition, sequence: int, queue: QueueDefinition) -> tuple[int, int | None]:
+        if sequence % 2:  # a table of before sealed partitions were closed
+            before: tuple[PartitionState, ...] = ("closed", "drained")
+            queue = replace_definition(
+                queue,
+                partitions=tuple(
+                    msgspec.structs.replace(entry, state="closing") if entry.state in before else entry
+                    for entry in queue.partitions
+                ),
+            )
+        queue_states.followed_move = lambda *_: None  # type: ignore[attr-defined]  # as it imports it
+        try:
+            return super()._place_of(source, sequence, queue)
+        finally:
+            queue_states.followed_move = followed_move  # type: ignore[attr-defined]
 
 
 @plant("sink-asks-child", "a sink does not ask older partitions about its batch", "log partitions")

@@ -42,10 +42,10 @@ from quaymaster.core.values.errors import Timeout
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.core.values.queues.queue_definitions import QueueDefinition, one_partition, replace_definition
-from sim import changing_logs, changing_partitions, claims, completing, guarantees
+from sim import changing_logs, changing_partitions, claims, completing, feeding, guarantees
 from sim.bugs import Planted
 from sim.changing_logs import STRETCH_MESSAGES, LogReader
-from sim.changing_partitions import CHANGING, GROUP_IDS, PartitionChecker
+from sim.changing_partitions import CHANGING, FEEDER, GROUP_IDS, PartitionChecker
 from sim.clients import Client, consume, produce, purge, set_up, watch_empty
 from sim.completing import COMPLETION_QUEUES, CompletionChecker
 from sim.guarantees import GUARANTEED_QUEUES, GuaranteeChecker, is_judged_here_alone
@@ -240,6 +240,7 @@ class Cell:
         self.log_reader = LogReader(self.partition_checker)
         self.sinks: list[Sink] = []
         self.kinds: dict[int, QueueKind] = {kind.queue_id: kind for kind in self.queues}
+        self.kinds[FEEDER] = feeding.feeder_kind(is_fifo=profile.changes_fifo)
         self.elsewhere = QueuesElsewhere(CellFormat())
         self.queue_checker = QueueChecker(
             [
@@ -353,7 +354,8 @@ class Cell:
         for kind in self.queues:
             if kind.name == name:
                 return self.definition_of(kind)
-        return None
+        row = self.partition_checker.row
+        return row if row is not None and row.name == name else None
 
     def next_number(self) -> int:
         """Return a number for a new message."""
@@ -591,6 +593,8 @@ class Cell:
             changing_partitions.start_clients(self)
             if profile.changes_log:
                 changing_logs.start_clients(self)
+            if profile.feeds_partitions:
+                feeding.start_clients(self)
         if profile.has_guarantees:
             guarantees.start_clients(self)
         client = self.client("counts")

@@ -14,6 +14,7 @@ P4    sequence numbers of a group grow with acknowledgements
 P5    what was acknowledged is received from a partition that the table lists; no place is given to two messages
 P6    a receive that every partition answered with nothing had nothing to find; what receives hide whose answers were
       lost is looked up where it is led, and so is what blocks a group. Those of FIFO queues are short polls
+P7    healed, changes end
 I17   what was deleted does not come back
 """
 
@@ -40,6 +41,7 @@ from quaymaster.core.values.commands.messages import (
     Receive,
     ReceiveOutcome,
     Send,
+    Watch,
 )
 from quaymaster.core.values.commands.partitions import AskPartition, PartitionOutcome, SetQueue
 from quaymaster.core.values.errors import (
@@ -85,6 +87,8 @@ if TYPE_CHECKING:
 CHANGING = 70
 GROUP_IDS = (71, 72)
 """Consumer groups of the queue, where it is a log."""
+FEEDER = 73
+"""The queue whose dead letters go to it, where there is one (`sim.feeding`)."""
 LOG_BYTES = 12_000
 LOG: dict[str, object] = {"RetentionMode": "Log", "RetentionBytes": LOG_BYTES, "RetentionPins": "a,b"}
 """Messages that both groups have consumed go by size: the log then has no fewer bytes than that."""
@@ -115,6 +119,8 @@ class _Message:
     asked_us: int
     floor: int = 0
     """The highest sequence of its group that was acknowledged before it was sent."""
+    is_fed: bool = False
+    """Whether it was sent to another queue, whose dead letters come here."""
     place: Place | None = None
     is_acked: bool = False
     acked_us: int = 0
@@ -146,12 +152,14 @@ class PartitionChecker:
         self.changes = 0
         self.restores = 0
         self.is_fifo = False
+        self.has_feeder = False
+        """Whether the queue is there whose dead letters come here."""
         self.groups: list[QueueDefinition] = []
         """Of a log: the rows of its consumer groups."""
         self.judges: dict[int, PartitionChecker] = {CHANGING: self}
         """By what is received from: the queue, or of a log each of its groups."""
         self.is_ended = True
-        """Whether all that was sealed is drained, in runs that wait for it."""
+        """Whether the last change is done; of a log, whether all that was sealed is drained."""
         self._copies: list[QueueDefinition] = []
         """Rows that the store may go back to."""
         self._messages: dict[int, _Message] = {}
@@ -161,6 +169,10 @@ class PartitionChecker:
         self._highest: dict[int, int] = dict.fromkeys(GROUPS, 0)
         self._gone_below: dict[int, list[tuple[int, int]]] = {group: [] for group in GROUPS}
         """Of each group the sequences that came first in a receive, and when: what is older was gone by then."""
+        self._left: dict[int, int] = {}
+        """How many messages a sealed partition had when it was asked last."""
+        self.fed_deliveries = 0
+        """How often a dead letter of another queue was received."""
         self.judged_empty = 0
         """How many empty answers were judged."""
 
@@ -220,15 +232,28 @@ class PartitionChecker:
         """The store is restored from an older copy."""
         if self._copies:
             self.restores += 1
-            self.row = random.choice(self._copies)
+            # Not only the last change is to be lost; of a log, many have to end before the next one begins.
+            copies = self._copies if self.groups else self._copies[: len(self._copies) // 2 + 1]
+            self.row = random.choice(copies)
 
     def sent_elsewhere(self, partition: int, now_us: int) -> None:
         """A partition says that it does not take a message: it never takes any again."""
         self.sealed_us.setdefault(partition, now_us)
 
-    def send_asked(self, number: int, now_us: int) -> None:
-        """A send begins."""
-        self._messages[number] = _Message(now_us, self._highest[group_of(number)])
+    def on_state(self, partition: int, told: PartitionOutcome) -> None:
+        """A journal tells of a partition. Of a log, whose open transactions end there, a sealed one may still grow."""
+        if told.sealed_for_ms is None or self.groups:
+            return
+        if told.messages > self._left.get(partition, told.messages):
+            raise Violation(
+                "P1",
+                f"partition {partition} has {told.messages} messages, sealed, and had {self._left[partition]}",
+            )
+        self._left[partition] = told.messages
+
+    def send_asked(self, number: int, now_us: int, *, is_fed: bool = False) -> None:
+        """A send begins; `is_fed`: to the queue whose dead letters come here."""
+        self._messages[number] = _Message(now_us, self._highest[group_of(number)], is_fed)
 
     def send_acked(
         self,
@@ -302,6 +327,7 @@ class PartitionChecker:
                 )
             self._place(delivery.number, (partition, delivery.sequence))
             known.deliveries += 1
+            self.fed_deliveries += known.is_fed
             if self.is_fifo:
                 self._check_order(delivery, {one.number for one in found}, asked_us)
         if self.is_fifo:
@@ -387,14 +413,18 @@ class PartitionChecker:
                 raise Violation("P5", f"message {number}, acknowledged at {known.place}, is {what}")
         if self.is_fifo:
             for group in GROUPS:
-                self._check_sent_in_order(group)
+                for is_fed in (False, True):
+                    self._check_sent_in_order(group, is_fed=is_fed)
 
-    def _check_sent_in_order(self, group: int) -> None:
-        """P4, also for what was sent in transactions, whose places are seen later."""
+    def _check_sent_in_order(self, group: int, *, is_fed: bool) -> None:
+        """P4, also for what was sent in transactions, and for dead letters, whose places are seen later."""
         placed = [
             (number, known, known.place[1])
             for number, known in self._messages.items()
-            if known.place is not None and known.is_acked and group_of(number) == group
+            if known.place is not None
+            and known.is_acked
+            and known.is_fed == is_fed
+            and group_of(number) == group
         ]
         acked = sorted(placed, key=lambda one: one[1].acked_us)
         highest, highest_number, at = 0, 0, 0
@@ -428,7 +458,7 @@ def group_of(number: int) -> int:
 def start_clients(cell: Cell) -> None:
     """Start all clients of the queue."""
     cell.partition_checker.is_drained = False
-    cell.partition_checker.is_ended = not cell.faults.changes_log
+    cell.partition_checker.is_ended = False
     client = cell.client("changes tables")
     client.run(change_tables(client))
     for number in range(PRODUCERS):
@@ -472,6 +502,7 @@ def change_tables(client: Client) -> Script:
         if began is not None:
             yield from _change(client, began)
         yield from _clean_up(client)
+    checker.is_ended = not faults.changes_log
     while not checker.is_ended:
         yield SECOND
         if faults.changes_fifo and cell.producers_left:
@@ -485,7 +516,7 @@ def change_tables(client: Client) -> Script:
 def _settle(client: Client) -> Script:
     """Now and then the row goes back to an older one. Before it is changed, open journals are told of it as it is."""
     checker, random = client.cell.partition_checker, client.random
-    if random.random() < 0.2:
+    if random.random() < (0.2 if checker.groups else 0.5):
         checker.go_back(random)
         yield random.randint(0, 3 * SECOND)
     while True:
@@ -553,6 +584,7 @@ def _change(client: Client, began: QueueDefinition) -> Script:
     while left:
         outcome = yield AskPartition(CHANGING, left[-1])
         if isinstance(outcome, PartitionOutcome):
+            checker.on_state(left[-1], outcome)
             if outcome.sealed_for_ms is None:
                 raise Violation("P1", f"partition {left[-1]} is not sealed, though its journal was told to")
             if outcome.sealed_for_ms > WINDOW_MS:
@@ -568,13 +600,15 @@ def _clean_up(client: Client) -> Script:
         outcome = yield AskPartition(CHANGING, entry.number)
         if not isinstance(outcome, PartitionOutcome):
             continue
+        checker.on_state(entry.number, outcome)
         if entry.state == "closing" and (outcome.sealed_for_ms or 0) > WINDOW_MS:
             checker.set_row(with_state(checker.table, entry.number, "closed"))
         elif entry.state == "closed" and outcome.is_empty:
             checker.set_row(with_state(checker.table, entry.number, "drained", sends=outcome.sends))
     journals = list(journals_of(checker.table))
     # A sink's batches are asked for longer than that, in a log.
-    if not checker.groups and client.random.random() < 0.3:
+    # Copies of the row that have what is not listed any more are too old: where it goes back, they are to be there.
+    if not checker.groups and client.random.random() < (0.05 if client.cell.faults.restores_rows else 0.3):
         drained = [entry.number for entry in in_state(checker.table, "drained")]
         checker.set_row(without(checker.table, drained))
         checker.forget_copies()
@@ -605,26 +639,33 @@ def send_some(client: Client, *, gap_us: int) -> Script:
     while cell.is_sending:
         if random.random() < 0.2:
             known = checker.table
-        number = cell.next_number()
-        for judge in checker.judges.values():
-            judge.send_asked(number, cell.kernel.now_us)
-        may_be_retry = random.random() < 0.5
-        own_id = _spread_identity(number)
-        if checker.is_fifo:
-            new = message(number, group=group_of(number), dedup=identity(number))
-        elif cell.faults.has_changing_ids:
-            new = message(number, dedup=own_id, may_be_retry=may_be_retry)
-        else:
-            new = message(number, retry=own_id, may_be_retry=may_be_retry)
-        outcome, known = yield from _sent(client, known, Send(CHANGING, 0, [new]))
-        # An SDK repeats what it has no answer of, also where the answer was lost on its way.
-        if random.random() < (0.5 if isinstance(outcome, NotNow) else REPEATED):
-            yield random.randint(0, REPEATED_US)
-            repeat = as_repeat(Send(CHANGING, 0, [new]))
-            assert isinstance(repeat, Send), "a repeated send is one"
-            _, known = yield from _sent(client, checker.table, repeat)
+        known = yield from send_one(client, known)
         yield random.randint(0, 2 * gap_us)
     cell.producers_left -= 1
+
+
+def send_one(client: Client, known: QueueDefinition) -> Generator[Wish, object, QueueDefinition]:
+    """Send a message by a table, and some of them again; return the newest table."""
+    cell, random, checker = client.cell, client.random, client.cell.partition_checker
+    number = cell.next_number()
+    for judge in checker.judges.values():
+        judge.send_asked(number, cell.kernel.now_us)
+    may_be_retry = random.random() < 0.5
+    own_id = _spread_identity(number)
+    if checker.is_fifo:
+        new = message(number, group=group_of(number), dedup=identity(number))
+    elif cell.faults.has_changing_ids:
+        new = message(number, dedup=own_id, may_be_retry=may_be_retry)
+    else:
+        new = message(number, retry=own_id, may_be_retry=may_be_retry)
+    outcome, known = yield from _sent(client, known, Send(CHANGING, 0, [new]))
+    # An SDK repeats what it has no answer of, also where the answer was lost on its way.
+    if random.random() < (0.5 if isinstance(outcome, NotNow) else REPEATED):
+        yield random.randint(0, REPEATED_US)
+        repeat = as_repeat(Send(CHANGING, 0, [new]))
+        assert isinstance(repeat, Send), "a repeated send is one"
+        _, known = yield from _sent(client, checker.table, repeat)
+    return known
 
 
 def _spread_identity(number: int) -> bytes:
@@ -666,6 +707,8 @@ def _sent(
             parts = spread.again(part, known)
         else:
             break
+    if isinstance(spread.result, QueueDoesNotExist):
+        raise Violation("P5", f"who sends message {number} is told that the queue is gone")
     return outcome, known
 
 
@@ -679,6 +722,9 @@ def receive_some(client: Client, queue_id: int) -> Script:
     turn = 0
     while True:
         turn += 1
+        if cell.faults.feeds_partitions and random.random() < 0.2:
+            number = random.choice(read_partitions(known)).number
+            yield Watch(queue_id, number, 0, known.table_version)
         asked_us, leaders = cell.kernel.now_us, _leaders(cell)
         place, found, known = yield from _received(client, known, turn)
         # What an earlier leader had not committed may have hidden something that nobody knows of any more.
@@ -689,6 +735,8 @@ def receive_some(client: Client, queue_id: int) -> Script:
                 asked_us, partial(_is_untaken, cell, queue_id), partial(_is_blocked, cell, queue_id)
             )
         if found and (not cell.is_sending or random.random() < 0.8):
+            if cell.faults.partition_work_us:
+                yield random.randint(0, cell.faults.partition_work_us)
             yield from _deleted(client, queue_id, place, found)
         if random.random() < 0.05:
             known = checker.table_of(queue_id)
@@ -793,6 +841,8 @@ def watch_empty(client: Client, queue_ids: Collection[int]) -> Script:
     while cell.producers_left:
         yield 100 * MS
     left = [(queue_id, entry.number) for queue_id in queue_ids for entry in read_partitions(checker.table)]
+    if cell.faults.feeds_partitions:  # first, and again: it may have counted a message that has just moved
+        left = 2 * [*left, (FEEDER, 0)]
     while left:
         counts = yield CountMessages(*left[-1])
         if isinstance(counts, CallerError):  # it was drained meanwhile, and dropped

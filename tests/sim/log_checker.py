@@ -314,7 +314,8 @@ class LogChecker:
         """Another journal is told that messages have come: that is committed."""
 
         def is_of(row: RecordRow, payload: bytes) -> bool:
-            if row.type != RecordType.MOVE or row.queue_id != command.queue_id:
+            place = row.queue_id, row.partition
+            if row.type != RecordType.MOVE or place != (command.queue_id, command.partition):
                 return False
             moved = decode_moved(split_payload(row.flags, payload[MOVE_HEAD_BYTES:])[3])
             return moved.source_queue_id == command.source_queue_id and moved.number in numbers
@@ -328,8 +329,8 @@ class LogChecker:
         def is_of(row: RecordRow, payload: bytes) -> bool:
             if row.type != RecordType.MOVE_OUT or row.queue_id != command.source_queue_id:
                 return False
-            target_queue_id, _, _, number, _ = MOVE_OUT.unpack(payload)
-            return target_queue_id == command.queue_id and number in numbers
+            target_queue_id, partition, _, number, _ = MOVE_OUT.unpack_from(payload)
+            return (target_queue_id, partition) == (command.queue_id, command.partition) and number in numbers
 
         numbers = {message.number for message in command.messages}
         self._check_committed(node, "sends messages away", is_of)

@@ -12,6 +12,15 @@ CAUGHT_BY: dict[str, int] = {
     "fresh-group-given": 2,
     "sequence-restarts": 0,
     "one-parent-of-two": 22,
+    "gone-uncommitted": 11,
+    "list-half": 18,
+    "number-reused": 5,
+    "window-by-row": 0,
+    "unknown-is-gone": 3,
+    "watch-takes": 0,
+    "sealed-takes-moves": 0,
+    "sealed-takes-local-moves": 2,
+    "tables-mixed": 0,
     "sink-asks-child": 0,
     "retention-by-count": 0,
     "merged-takes-batches": 8,
@@ -128,9 +137,8 @@ CAUGHT_BY: dict[str, int] = {
     "empty-before-asked": 2,
     "empty-by-old-answers": 7,
 }
-"""Not here are `tail-not-compared`, `nochain`, `compacted-by-what-was-cut`, `gap-after-rebuild`, `stale-rebuild`,
-`no-lease`, `gone-uncommitted` and `number-reused`.
+"""Not here are `tail-not-compared`, `nochain`, `compacted-by-what-was-cut`, `gap-after-rebuild`, `stale-rebuild` and
+`no-lease`.
 
-They take many seeds or seconds, or have not been caught in cells yet; `nochain` is caught in `protocol_model`, the last
-two in `sim.partitions`.
+They take many seeds or seconds, or have not been caught in cells yet; `nochain` is caught in `protocol_model`.
 """

@@ -127,6 +127,10 @@ class Profile:
     """Whether that is a FIFO queue."""
     changes_log: bool = False
     """Whether that is a log with two consumer groups."""
+    feeds_partitions: bool = False
+    """Whether dead letters of another queue go to it; no log takes any."""
+    partition_work_us: int = 0
+    """How long its consumers work at most before they delete."""
     restores_rows: bool = False
     """Whether its row goes back to an older one, as in a restored store."""
     has_guarantees: bool = False
@@ -209,6 +213,10 @@ def draw(seed: int) -> Profile:
     profile.changes_fifo = Random(f"{seed}/fifo partitions").random() < 0.5
     profile.changes_log = profile.has_changing_partitions and Random(f"{seed}/log partitions").random() < 0.3
     profile.restores_rows = Random(f"{seed}/restored rows").random() < 0.5
+    changes_no_log = profile.has_changing_partitions and not profile.changes_log
+    profile.feeds_partitions = changes_no_log and Random(f"{seed}/fed partitions").random() < 0.5
+    if Random(f"{seed}/partition work").random() < 0.3:
+        profile.partition_work_us = SECOND
     guarantees = Random(f"{seed}/guarantees")
     profile.has_guarantees = guarantees.random() < 0.2
     profile.has_changing_ids = guarantees.random() < 0.5
@@ -303,8 +311,10 @@ HUNTS: dict[str, dict[str, int]] = {
     "completions": {"kill": 2, "power cut": 3, "leader cut off": 3, "transfer": 6},
     "partitions": {"kill": 2, "power cut": 3, "leader cut off": 3, "transfer": 6},
     "fifo partitions": {"kill": 2, "power cut": 3, "leader cut off": 3, "transfer": 6},
+    "fed partitions": {"kill": 3, "power cut": 4, "leader cut off": 4, "transfer": 6},
+    "fed fifo partitions": {"kill": 3, "power cut": 4, "leader cut off": 4, "transfer": 6},
     "restored rows": {"kill": 4, "leader cut off": 4, "transfer": 6},
-    "held groups": {"kill": 2, "leader cut off": 2, "transfer": 6},
+    "held groups": {"split": 2, "leader cut off": 6, "transfer": 6},
     "log partitions": {"kill": 3, "power cut": 4, "leader cut off": 4, "transfer": 6},
     "fifo log partitions": {"kill": 3, "power cut": 4, "leader cut off": 4, "transfer": 6},
     "transactions": {"kill": 2, "power cut": 3, "leader cut off": 4, "transfer": 6},
@@ -344,11 +354,15 @@ def draw_for(hunt: str, seed: int) -> Profile:
     profile.has_redrives = hunt == "redrives"
     profile.has_claims = hunt == "claims"
     logs = ("log partitions", "fifo log partitions")
-    changes = ("partitions", "fifo partitions", "restored rows", "held groups", *logs)
+    fed = ("fed partitions", "fed fifo partitions")
+    changes = ("partitions", "fifo partitions", "restored rows", "held groups", *fed, *logs)
     profile.has_changing_partitions = hunt in changes
-    profile.changes_fifo = hunt in ("fifo partitions", "held groups", "fifo log partitions")
+    fifo = ("fifo partitions", "held groups", "fed fifo partitions", "fifo log partitions")
+    profile.changes_fifo = hunt in fifo
+    profile.feeds_partitions = hunt in fed
     profile.changes_log = hunt in logs
     profile.restores_rows = hunt in ("restored rows", *logs)
+    profile.partition_work_us = SECOND if hunt == "held groups" else 0
     profile.has_guarantees = hunt == "guarantees"
     profile.has_changing_ids = False
     profile.has_completions = hunt == "completions"

@@ -40,7 +40,7 @@ from quaymaster.core.values.commands.decided import (
     SentOutcome,
     TakenOutcome,
 )
-from quaymaster.core.values.commands.messages import Elsewhere, Receive, Send
+from quaymaster.core.values.commands.messages import Elsewhere, Receive, Send, Watch, WatchOutcome
 from quaymaster.core.values.commands.move_tasks import StartMoveTask
 from quaymaster.core.values.commands.moves import MoveBegun, MoveMessage
 from quaymaster.core.values.commands.partitions import AskGroups
@@ -178,7 +178,8 @@ class Replica:
         """Up to where what is in it must be committed."""
         self._is_compacting = False
         self._was_leading = False
-        self._tasks = TaskMoves(self) if cell.faults.has_redrives else None
+        has_tasks = cell.faults.has_redrives or cell.faults.feeds_partitions
+        self._tasks = TaskMoves(self) if has_tasks else None
         self._given_once = GivenOnce(self, number_of) if cell.faults.has_guarantees else None
         has_moves = cell.faults.has_moves or cell.faults.has_completions
         self._moves = Moves(self) if has_moves and self._tasks is None else None
@@ -762,12 +763,25 @@ class Replica:
             if journal.log.refuses_sends and is_storing and journal.is_leading:
                 self.answer(asked, DiskFull("The disk is full."))
                 continue
+            held = self._held_by_receives(asked.command)
             journal.propose(asked.command, asked, time_ms)
+            if held is not None and (self._held_by_receives(asked.command) or 0) > held:
+                raise Violation("P9", f"{self.member} takes messages for a watch")
             asked.decided_ms = journal.last_time_ms
         self._settle()
 
+    def _held_by_receives(self, command: Command) -> int | None:
+        """Return how many messages are in flight where a watch looks, None for other commands."""
+        if not isinstance(command, Watch):
+            return None
+        key = partition_key(command.queue_id, command.partition)
+        partition = self.journal.queues.partitions.get(key)
+        return None if partition is None else len(partition.in_flight)
+
     def _reply(self, asked: Asked, answer: object, letters: list[DeadLetter]) -> None:
-        if isinstance(answer, TakenOutcome):
+        if isinstance(answer, TakenOutcome) and isinstance(asked.command, Watch):
+            answer = WatchOutcome(False)  # as far as it looked
+        elif isinstance(answer, TakenOutcome):
             if answer.is_to_consume:
                 assert self._given_once is not None, "there are queues of this kind"
                 self._given_once.begin(asked, answer)

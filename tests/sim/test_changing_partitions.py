@@ -6,6 +6,7 @@ import pytest
 from harness.replica_host import queue
 from msgspec.structs import replace
 
+from quaymaster.core.values.commands.partitions import PartitionOutcome
 from quaymaster.core.values.queues.queue_definitions import PartitionPlacement, replace_definition
 from sim.cell import Cell
 from sim.changing_logs import LogReader
@@ -44,6 +45,16 @@ def test_cells_keep_the_order_of_groups_while_partitions_change() -> None:
     assert cell.partition_checker.is_fifo
     assert cell.partition_checker.changes > 0, "nothing was tried"
     assert cell.partition_checker.judged_empty > 0, "no answer was empty"
+
+
+@pytest.mark.parametrize(("profile", "seed"), [("fed partitions", 0), ("fed fifo partitions", 1)])
+def test_dead_letters_arrive_once_while_the_partitions_they_go_to_change(profile: str, seed: int) -> None:
+    cell = Cell(seed, profile=draw_for(profile, seed))
+
+    cell.run()
+
+    assert cell.partition_checker.changes > 0, "nothing was tried"
+    assert cell.partition_checker.fed_deliveries > 0, "no dead letter came"
 
 
 @pytest.mark.parametrize(("profile", "seed"), [("log partitions", 0), ("fifo log partitions", 4)])
@@ -197,6 +208,41 @@ def test_a_sealed_partition_that_stores_something_is_found() -> None:
 
     with pytest.raises(Violation, match="P1: message 3 was stored in partition 0"):
         checker.send_acked(3, 0, (7, 3), 110, is_new=True)
+
+
+def test_a_sealed_partition_that_has_more_messages_than_before_is_found() -> None:
+    checker = checker_of()
+
+    def told(messages: int, *, sealed_for_ms: int | None = 5) -> PartitionOutcome:
+        return PartitionOutcome(sealed_for_ms, False, messages, 9, 0, 1)
+
+    for messages in (1, 2):
+        checker.on_state(0, told(messages, sealed_for_ms=None))
+    for messages in (4, 3, 3):
+        checker.on_state(0, told(messages))
+    checker.on_state(1, told(5))
+    with pytest.raises(Violation, match="P1: partition 0 has 4 messages, sealed, and had 3"):
+        checker.on_state(0, told(4))
+
+
+def test_dead_letters_of_a_group_that_came_in_another_order_are_found() -> None:
+    older, younger, sent = 1, 1 + len(GROUPS), 1 + 2 * len(GROUPS)
+    checker = checker_of()
+    checker.is_fifo = True
+    for number, sequence, is_fed in ((older, 50, True), (sent, 70, False), (younger, 60, True)):
+        checker.send_asked(number, sequence, is_fed=is_fed)
+        checker.transaction_acked([number], sequence)
+        checker.read(number, (0, sequence))
+        checker.delete_asked(number)
+    checker.check_drained()  # when a dead letter came has nothing to do with what was sent to the queue itself
+
+    last = 1 + 3 * len(GROUPS)
+    checker.send_asked(last, 80, is_fed=True)
+    checker.transaction_acked([last], 90)
+    checker.read(last, (0, 55))
+    checker.delete_asked(last)
+    with pytest.raises(Violation, match=f"P4: message {last} is at .*, and {younger} of its group"):
+        checker.check_drained()
 
 
 def test_a_message_in_two_partitions_and_a_place_with_two_messages_are_found() -> None:
