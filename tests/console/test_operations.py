@@ -5,14 +5,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from msgspec import convert
 
 from console.monitored import ACCOUNT, CUSTOMER, NOON_MS, NOON_S, Monitored, definition, monitored, until
+from quaymaster.console import dashboard_operations
 from quaymaster.console.dashboard_operations import DashboardOperations
 from quaymaster.console.dispatch import Dispatch
 from quaymaster.console.metric_operations import MetricOperations
-from quaymaster.core.values.errors import QueueDoesNotExist
+from quaymaster.coordination.interface import RevisionMismatch
+from quaymaster.core.values.errors import NotNow, QueueDoesNotExist
 from quaymaster.core.values.queue_metrics import QueueMetricsRow
+from quaymaster.protocol.admin.operations import OPERATIONS
 from quaymaster.protocol.admin.queues import TIME_MS_MAX, QueueHistory
 from quaymaster.protocol.rpc.monitoring_calls import (
     SCRAPE_METRICS,
@@ -30,7 +34,9 @@ DIMENSIONS = [{"Name": "QueueName", "Value": "orders"}]
 def dispatch_of(found: Monitored) -> Dispatch:
     dispatch = Dispatch()
     dispatch.add("cloudwatch", MetricOperations(found.monitor).handlers)
-    dispatch.add("cloudwatch", DashboardOperations(found.store, now_ms=lambda: found.now_ms).handlers)
+    dashboards = DashboardOperations(found.store, now_ms=lambda: found.now_ms)
+    dispatch.add("cloudwatch", dashboards.handlers)
+    dispatch.add("admin", dashboards.admin_handlers)
     return dispatch
 
 
@@ -127,7 +133,7 @@ def test_requests_that_cannot_be_are_refused_as_cloudwatch_does(tmp_path: Path) 
             )
             assert code_of(await ask(dispatch, "PutMetricData")) == "InvalidAction"
             assert code_of(await ask(dispatch, "ListMetrics", service="admin")) == "InvalidAction"
-            assert dispatch.operations("admin") == set()
+            assert "ListMetrics" not in dispatch.operations("admin")
             assert "ListMetrics" in dispatch.operations("cloudwatch")
 
     asyncio.run(run())
@@ -238,6 +244,82 @@ def test_dashboards_are_kept_listed_and_deleted(tmp_path: Path) -> None:
             assert (
                 code_of(await ask(dispatch, "GetDashboard", DashboardName="shop")) == "DashboardNotFoundError"
             )
+
+    asyncio.run(run())
+
+
+async def admin(dispatch: Dispatch, operation: str, **given: Any) -> MonitoringAnswer:
+    """Ask as the admin API does, and see that what is answered is as its document says."""
+    answer = await ask(dispatch, operation, service="admin", **given)
+    if answer.error is None:
+        convert(answer.returned, OPERATIONS[operation].answer, strict=True)
+    return answer
+
+
+def test_dashboards_of_both_apis_are_the_same(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with monitored(tmp_path) as found:
+            dispatch = dispatch_of(found)
+            arn = f"arn:aws:cloudwatch::{ACCOUNT}:dashboard/shop"
+
+            put = await admin(dispatch, "PutDashboard", name="shop", body=BODY)
+            assert put.returned == {
+                "name": "shop",
+                "arn": arn,
+                "remarks": [
+                    {"path": "/widgets/1/type", "message": "Widgets of type text are kept and not shown."}
+                ],
+            }
+            by_cloudwatch = await ask(dispatch, "GetDashboard", DashboardName="shop")
+            assert by_cloudwatch.returned["DashboardBody"] == BODY
+            await ask(dispatch, "PutDashboard", DashboardName="other", DashboardBody="{}")
+            got = await admin(dispatch, "GetDashboard", name="other")
+            assert (got.returned["body"], got.returned["modified_ms"]) == ("{}", NOON_MS)
+
+            first = await admin(dispatch, "ListDashboards", prefix="", limit=1, next_token="")
+            token = first.returned["next_token"]
+            second = await admin(dispatch, "ListDashboards", prefix="", limit=1, next_token=token)
+            assert [page.returned["dashboards"][0]["name"] for page in (first, second)] == ["other", "shop"]
+            assert second.returned["dashboards"] == [
+                {"name": "shop", "arn": arn, "modified_ms": NOON_MS, "bytes": len(BODY)}
+            ]
+            assert second.returned["next_token"] is None
+            none = await admin(dispatch, "ListDashboards", prefix="x", limit=1, next_token="")
+            assert none.returned == {"dashboards": [], "next_token": None}
+
+            deleted = await admin(dispatch, "DeleteDashboards", name="shop")
+            assert deleted.returned == {"name": "shop", "deleted": True}
+            left = await ask(dispatch, "ListDashboards")
+            assert [entry["DashboardName"] for entry in left.returned["DashboardEntries"]] == ["other"]
+
+    asyncio.run(run())
+
+
+def test_the_admin_api_says_why_a_dashboard_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        async with monitored(tmp_path) as found:
+            dispatch = dispatch_of(found)
+            for operation, given, code in (
+                ("PutDashboard", {"name": "shop", "body": '{"widgets":1}'}, "InvalidParameterValue"),
+                ("GetDashboard", {"name": "shop"}, "ResourceNotFoundException"),
+                ("DeleteDashboards", {"name": "shop"}, "ResourceNotFoundException"),
+                ("ListDashboards", {"prefix": "", "limit": 1, "next_token": "é"}, "InvalidParameterValue"),
+            ):
+                assert code_of(await admin(dispatch, operation, **given)) == code, operation
+
+            monkeypatch.setattr(dashboard_operations, "DASHBOARDS_MAX", 1)
+            await admin(dispatch, "PutDashboard", name="one", body="{}")
+            more = await admin(dispatch, "PutDashboard", name="two", body="{}")
+            assert code_of(more) == "LimitExceeded"
+
+            async def changed_meanwhile(*given: Any) -> None:
+                raise RevisionMismatch("changed", 1, 2)
+
+            monkeypatch.setattr(found.store, "transaction", changed_meanwhile)
+            with pytest.raises(NotNow, match="same moment"):
+                await admin(dispatch, "PutDashboard", name="one", body="{}")
 
     asyncio.run(run())
 

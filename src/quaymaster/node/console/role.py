@@ -294,7 +294,9 @@ async def _start(node: Node, around: Surroundings) -> Console:
     dispatch = Dispatch()
     dispatch.add("cloudwatch", operations.handlers)
     dispatch.add("admin", operations.admin_handlers)
-    dispatch.add("cloudwatch", DashboardOperations(around.store, now_ms=wall_ms).handlers)
+    dashboards = DashboardOperations(around.store, now_ms=wall_ms)
+    dispatch.add("cloudwatch", dashboards.handlers)
+    dispatch.add("admin", dashboards.admin_handlers)
     alerts = await start_alerts(
         node,
         around.store,

@@ -106,10 +106,12 @@ ACTS: Final = {
 }
 """By name. A new one gets the next number that neither an act nor an action has."""
 
-ADMIN_CHANGES: Final = frozenset(
-    {"DeleteQueue", *(act.name for act in ACTS.values() if "admin" in act.ways and act.is_change)}
-)
-"""What operators change over the admin API. The deletion of a queue is an action, also when operators ask for it."""
+ADMIN_ACTIONS: Final = frozenset(("DeleteQueue", "PutDashboard", "DeleteDashboards"))
+"""What clients do as well: an action, also when operators ask for it."""
+ADMIN_CHANGES: Final = ADMIN_ACTIONS | {
+    act.name for act in ACTS.values() if "admin" in act.ways and act.is_change
+}
+"""What operators change over the admin API."""
 ADMIN_LOOKS: Final = frozenset(act.name for act in ACTS.values() if not act.is_change)
 """What they only look at, and leaves a record all the same."""
 NOTED_CHANGES: Final = frozenset(act.name for act in ACTS.values() if "noted" in act.ways)

@@ -17,6 +17,7 @@ from typing import Final
 from quaymaster.protocol.admin.accounts import ACCOUNTS_OPERATIONS, KEYS_OPERATIONS
 from quaymaster.protocol.admin.alerts import ALERTS_OPERATIONS
 from quaymaster.protocol.admin.cell import CELL_OPERATIONS
+from quaymaster.protocol.admin.dashboards import DASHBOARDS_OPERATIONS
 from quaymaster.protocol.admin.identities import IDENTITIES_OPERATIONS
 from quaymaster.protocol.admin.kms import KMS_OPERATIONS
 from quaymaster.protocol.admin.operation import AdminOperation
@@ -42,6 +43,7 @@ OPERATIONS: Final = {
         *PUSH_OPERATIONS,
         *REPORTS_OPERATIONS,
         *ALERTS_OPERATIONS,
+        *DASHBOARDS_OPERATIONS,
     )
 }
 """By name."""
