@@ -200,6 +200,24 @@ def test_an_endpoint_is_called_as_often_a_minute_as_it_allows_and_that_is_told()
     run(scenario())
 
 
+def test_each_call_names_who_asked_in_the_handshake() -> None:
+    async def scenario() -> None:
+        queue, endpoint = ModelQueue(), ModelEndpoint()
+        queue.send(*[None] * 3)
+        endpoints = AllowedEndpoint(endpoint)
+        origin = {"WebHook-Request-Origin": "push.example.com"}
+        endpoints.answers = [Verified("active", "", endpoint, headers=origin)]
+
+        await push_all(
+            QueuePusher(define(), PLAN, parts_of(ModelConsumer(queue), endpoint, endpoints)), queue
+        )
+
+        assert len(endpoint.calls) == 3
+        assert all(call.headers["WebHook-Request-Origin"] == "push.example.com" for call in endpoint.calls)
+
+    run(scenario())
+
+
 def test_an_endpoint_that_allows_another_number_a_day_later_is_called_as_it_says_then() -> None:
     async def scenario() -> None:
         queue, endpoint = ModelQueue(), ModelEndpoint()

@@ -54,6 +54,7 @@ def test_what_an_endpoint_allows_a_minute_is_learned_wherever_it_is() -> None:
             verified = await EndpointChecks(client, inside, ORIGIN).verify(PLAN)
 
             assert (verified.state, verified.calls_per_minute) == ("active", rate)
+            assert verified.headers == {"WebHook-Request-Origin": ORIGIN}
 
     run(scenario())
 
@@ -92,5 +93,6 @@ def test_nothing_is_asked_where_handshakes_are_switched_off() -> None:
 
         assert (verified.state, verified.client) == ("active", client)
         assert client.calls == inside.calls == []
+        assert verified.headers == {}
 
     run(scenario())

@@ -16,7 +16,7 @@ from quaymaster.core.push.states import PushState, TriedEndpoint
 from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.core.values.queues.queue_names import QueueArn
 from quaymaster.protocol.sqs.checksums import md5_digest
-from quaymaster.push.parts import MakesCalls, VerifiesEndpoints
+from quaymaster.push.parts import Verified, VerifiesEndpoints
 from quaymaster.push.sending import send
 
 TEST_BODY: Final = '{"test":true}'
@@ -47,11 +47,12 @@ class EndpointTest:
         verified = await self._endpoints.verify(plan)
         if verified.state != "active":
             return TriedEndpoint(verified.state, "not called", verified.reason)
-        return await self._send(plan, verified.client, await self._secrets(queue))
+        return await self._send(plan, verified, await self._secrets(queue))
 
-    async def _send(self, plan: PushPlan, client: MakesCalls, secrets: PushSecrets) -> TriedEndpoint:
+    async def _send(self, plan: PushPlan, verified: Verified, secrets: PushSecrets) -> TriedEndpoint:
         answered = await send(
-            *(plan, [_message(plan, self._wall_ms())], client, secrets),
+            *(plan, [_message(plan, self._wall_ms())], verified.client, secrets),
+            headers=verified.headers,
             wall_ms=self._wall_ms(),
             timeout_s=min(plan.timeout_ms / 1_000, TIMEOUT_S_MAX),
         )

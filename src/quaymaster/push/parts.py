@@ -86,13 +86,14 @@ class MakesCalls(Protocol):
 class Verified(NamedTuple):
     """What came of asking an endpoint whether it wants calls, and why, for people. `client` makes them then.
 
-    `calls_per_minute`: so many at most; None: as many as it takes.
+    `calls_per_minute`: so many at most; None: as many as it takes. `headers` are in each call, as in what asked.
     """
 
     state: VerifiedState
     reason: str
     client: MakesCalls
     calls_per_minute: int | None = None
+    headers: Mapping[str, str] = {}
 
 
 class VerifiesEndpoints(Protocol):

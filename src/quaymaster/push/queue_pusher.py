@@ -25,7 +25,7 @@ from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.monitoring.supervision import supervise
 from quaymaster.protocol.push.handshake import HANDSHAKE_GOOD_FOR_S
-from quaymaster.push.parts import MadeCall, MakesCalls, PushParts
+from quaymaster.push.parts import MadeCall, PushParts, Verified
 from quaymaster.push.sending import Answered, send
 
 WATCH_MS_MAX: Final = 120_000
@@ -78,8 +78,8 @@ class QueuePusher:
         self._parts = parts
         self._flow = QueueFlow(plan)
         self._on_state = on_state
-        self._client: MakesCalls | None = None
-        """Makes the calls; None until the endpoint is verified."""
+        self._verified: Verified | None = None
+        """How the endpoint is called; None until it is known that it may be."""
         self._verified_until_ms = 0
         self._verify_wait_ms = VERIFY_MS_MIN
         self._pause_ms = PAUSE_MS_MIN
@@ -137,8 +137,8 @@ class QueuePusher:
     async def _step(self) -> None:
         """Receive once, or wait for what is needed for that. Raises CallerError, NotNow."""
         parts, flow = self._parts, self._flow
-        client = self._client
-        if client is None or parts.now_ms() >= self._verified_until_ms:
+        verified = self._verified
+        if verified is None or parts.now_ms() >= self._verified_until_ms:
             await self._verify()
             return
         if self._is_idle:
@@ -158,7 +158,7 @@ class QueuePusher:
             return
         calls = await self._receive(ask)
         for call, size_bytes in calls:
-            work = self._call(call, size_bytes, client, secrets)
+            work = self._call(call, size_bytes, verified, secrets)
             task = supervise(asyncio.create_task(work, name="push call"))
             self._calls.add(task)
             task.add_done_callback(self._calls.discard)
@@ -217,13 +217,13 @@ class QueuePusher:
         parts = self._parts
         verified = await self._wait(parts.endpoints.verify(self._flow.plan))
         if verified.state == "active":
-            self._client = verified.client
+            self._verified = verified
             self._flow.pace.allow(verified.calls_per_minute, parts.now_ms())
             self._verified_until_ms = parts.now_ms() + VERIFIED_MS
             self._verify_wait_ms = VERIFY_MS_MIN
             self._note(self._flow.endpoint.state, verified.reason)
             return
-        self._client = None
+        self._verified = None
         self._note(verified.state, verified.reason)
         await self._wait(asyncio.sleep(self._verify_wait_ms / 1_000))
         self._verify_wait_ms = min(VERIFY_MS_MAX, self._verify_wait_ms * 2)
@@ -236,7 +236,7 @@ class QueuePusher:
 
     # Calls
 
-    async def _call(self, call: PushCall, size_bytes: int, client: MakesCalls, secrets: PushSecrets) -> None:
+    async def _call(self, call: PushCall, size_bytes: int, verified: Verified, secrets: PushSecrets) -> None:
         parts, flow = self._parts, self._flow
         try:
             if not flow.begin(call, parts.now_ms()):
@@ -245,7 +245,8 @@ class QueuePusher:
             began_ms = parts.now_ms()
             try:
                 answered = await send(
-                    *(flow.plan, call.messages, client, secrets),
+                    *(flow.plan, call.messages, verified.client, secrets),
+                    headers=verified.headers,
                     wall_ms=parts.wall_ms(),
                     timeout_s=flow.plan.timeout_ms / 1_000,
                 )
@@ -258,7 +259,7 @@ class QueuePusher:
             parts.results[result] += 1
             settlement = flow.settle(call, judged, parts.now_ms(), parts.luck())
             if judged.verdict == "refused":
-                self._client = None  # it may be somewhere else now, and is asked there
+                self._verified = None  # it may be somewhere else now, and is asked there
             self._note(flow.endpoint.state, answered.reason)
             deleted = NOTHING_DELETED
             if not self._queue.is_at_most_once:  # there they were deleted when they were received

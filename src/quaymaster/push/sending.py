@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from quaymaster.core.push.calls import PushedMessage, PushSecrets
@@ -29,14 +29,22 @@ async def send(
     client: MakesCalls,
     secrets: PushSecrets,
     *,
+    headers: Mapping[str, str],
     wall_ms: int,
     timeout_s: float,
 ) -> Answered:
-    """Call an endpoint with messages; return what it says. `wall_ms`: the time of the signature, since 1970."""
+    """Call an endpoint with messages; return what it says. `wall_ms`: the time of the signature, since 1970.
+
+    `headers`: those that each call to it has.
+    """
     request = build_request(plan, messages, secrets, wall_ms)
     try:
         answer = await client.call(
-            "POST", plan.endpoint, headers=request.headers, body=request.body, timeout_s=timeout_s
+            "POST",
+            plan.endpoint,
+            headers={**request.headers, **headers},
+            body=request.body,
+            timeout_s=timeout_s,
         )
     except OutboundRefused as error:
         refused = Judged("refused", frozenset(range(len(messages))))

@@ -45,10 +45,11 @@ class EndpointChecks:
             except OutboundError as error:
                 if not error.was_dialed:  # its name may lead to a stranger when it is known again
                     return Verified("unreachable", str(error), self._inside)
-                return Verified("active", "", self._inside)  # how it works is learned by calls
+                # How it works is learned by calls.
+                return Verified("active", "", self._inside, headers=headers)
             else:
                 permission = permission_of(self._origin, answer.status, answer.headers)
-                return Verified("active", "", self._inside, permission.calls_per_minute)
+                return Verified("active", "", self._inside, permission.calls_per_minute, headers)
         try:
             answer = await _ask(self._client, plan, headers)
         except OutboundRefused as error:
@@ -61,6 +62,7 @@ class EndpointChecks:
             permission.refusal,
             self._client,
             permission.calls_per_minute,
+            headers,
         )
 
 
