@@ -4,7 +4,7 @@
     python -m bench serve_cost | tls_cost | compare | backlog | depth | broker_depth | width | overload | http_limit |
         frontend_cost | cell | claims | commit_turns | pipeline | engines | fleet | freshness | laptop | verify |
         close | completions | importing | invoices | limit_fairness | limit_shares | partitions | push |
-        workers | console | alert_pass [its options]
+        workers | console | console_cost | alert_pass [its options]
 
 Results are JSON in bench/results, with the tables and pictures made from them in bench/results/report.md. With
 --publish they are those of docs/benchmarks.md.
@@ -29,6 +29,7 @@ from bench import (
     compare,
     completions,
     console,
+    console_cost,
     depth,
     engines,
     fleet,
@@ -84,6 +85,7 @@ MEASUREMENTS: dict[str, Callable[[], None]] = {
     "partitions": partitions.main,
     "workers": workers.main,
     "console": console.main,
+    "console_cost": console_cost.main,
     "alert_pass": alert_pass.main,
 }
 

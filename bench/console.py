@@ -17,6 +17,7 @@ import subprocess
 import tempfile
 import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -129,9 +130,9 @@ def _start(listen: list[int]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stderr=quiet, stdout=quiet, pass_fds=listen)
 
 
-def _cookie(key: bytes, number: int) -> str:
-    """Return the cookie of one of the operators who signed in: a session has 50 requests a second."""
-    session = Session(
+def _session(number: int) -> Session:
+    """Return the session of one of the operators who signed in: a session has 50 requests a second."""
+    return Session(
         csrf="token",
         access_key_id=f"ASIABENCH{number}",
         secret="secret",
@@ -142,15 +143,19 @@ def _cookie(key: bytes, number: int) -> str:
         is_operator=True,
         expires_ms=4_000_000_000_000,
     )
+
+
+def cookie_of(key: bytes, session: Session) -> str:
+    """Return the cookie that a browser has of a session."""
     return f"{SESSION_COOKIE}={Cookies(key).seal(SESSION_COOKIE, session)}"
 
 
 class LivePages:
-    """Browsers that follow live pages, and count what they get."""
+    """Browsers that follow live pages, and count what they get. `cookie_of` gives that of each page, by its number."""
 
-    def __init__(self, address: tuple[str, int], key: bytes) -> None:
+    def __init__(self, address: tuple[str, int], cookie_of: Callable[[int], str]) -> None:
         self._address = address
-        self._key = key
+        self._cookie_of = cookie_of
         self._tasks: list[asyncio.Task[None]] = []
         self.followed = 0
         self.received = 0
@@ -161,7 +166,7 @@ class LivePages:
         for number in range(count):
             query = f"kind=queues&q={number // 2 % 10}" if number % 2 else ""
             query = query or f"kind=queue&account={ACCOUNT}&name=queue-{number % queues + 1:06}"
-            self._tasks.append(asyncio.create_task(self._follow(query, _cookie(self._key, number))))
+            self._tasks.append(asyncio.create_task(self._follow(query, self._cookie_of(number))))
             await asyncio.sleep(0.03)
 
     async def close(self) -> None:
@@ -258,7 +263,7 @@ async def measure(
         while leader.questions <= queues // PAGE_ROWS_MAX + 1:  # noqa: ASYNC110 -- it gives no events
             await asyncio.sleep(0.05)
         known_s = time.monotonic() - began_s
-        live = LivePages(bound[0].getsockname()[:2], key)
+        live = LivePages(bound[0].getsockname()[:2], lambda number: cookie_of(key, _session(number)))
         await live.open(pages, queues)
         await asyncio.sleep(10)
         events_before = live.events

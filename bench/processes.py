@@ -48,6 +48,12 @@ def cpu_s(pid: int) -> float:
     return ticks / TICKS_PER_S
 
 
+def own_cpu_s(pid: int) -> float:
+    """Return the CPU time that a process has used alone: all threads, without descendants."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+
+
 def memory_bytes(pid: int, field: str = "VmHWM") -> int:
     """Return the resident memory of a process and its descendants: at its largest, or now (`VmRSS`)."""
     total = 0
