@@ -20,7 +20,7 @@ from harness.waiting import eventually
 
 from quaymaster.cli.shared.client import AdminClient
 from quaymaster.cli.shared.connection import find_connection
-from quaymaster.cli.shared.failures import CommandRefused
+from quaymaster.cli.shared.failures import CommandRefused, NoServer
 from quaymaster.console.api_client import APIClient
 from quaymaster.console.exchange import APIPlace
 from quaymaster.console.site import AccessKeySignIn, Caller
@@ -55,7 +55,7 @@ def measured(process: QuaymasterProcess) -> list[str]:
     with AdminClient(find_connection(process.data, None)) as admin:
         try:
             found = admin.call("GetCell")["processes"]
-        except CommandRefused:
+        except (CommandRefused, NoServer):
             return []  # the console has just begun
     return [one["name"] for one in found if None not in (one["cpu"], one["memory"])]
 
