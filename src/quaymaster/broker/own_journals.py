@@ -22,6 +22,7 @@ from quaymaster.broker.replica.journal_service import JournalOptions, JournalSer
 from quaymaster.broker.replica.moves.moves_out import MoveCarrier
 from quaymaster.broker.replica.moves.queue_places import FindQueue
 from quaymaster.broker.storage.disk import Disk
+from quaymaster.broker.storage.journal_state import FIRST_JOURNAL
 from quaymaster.coordination.cell_keys import JOURNALS, journal_of
 from quaymaster.coordination.interface import Coordination
 from quaymaster.core.queues.queue_states import QueueStates
@@ -31,9 +32,6 @@ from quaymaster.core.values.commands.unions import Command
 from quaymaster.core.values.errors import NotLeader, QueueDoesNotExist
 from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.net.routing.broker_client import JournalOf, NotTakenBack, Reply, Submitted, journal_of_command
-
-FIRST_JOURNAL = 0
-"""The one that every server has."""
 
 
 async def list_journals(directory: Path, coordination: Coordination) -> list[int]:

@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quaymaster.broker.own_journals import FIRST_JOURNAL
 from quaymaster.broker.replica.clock import wall_ms
 from quaymaster.broker.replica.journal_service import JournalOptions
+from quaymaster.broker.storage.journal_state import FIRST_JOURNAL
 from quaymaster.broker.storage.space import JournalLimits
 from quaymaster.core.structures.ids.id_limits import IdLimits
 from quaymaster.core.values.formats import CellFormat

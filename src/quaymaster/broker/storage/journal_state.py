@@ -21,6 +21,8 @@ STATE_NAME = "journal.state"
 LOCK_NAME = "lock"
 TAINTED_NAME = "tainted"
 CUT_NAME = "cut"
+FIRST_JOURNAL = 0
+"""The one that every server has."""
 RESTORED_NAME = "restored"
 """In a data directory, beside its journals: they and the metadata are to be used as they are."""
 

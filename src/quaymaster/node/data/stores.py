@@ -26,8 +26,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from quaymaster.broker.own_journals import FIRST_JOURNAL
 from quaymaster.broker.storage.disk import RealDisk, write_file_durably
+from quaymaster.broker.storage.journal_state import FIRST_JOURNAL
 from quaymaster.coordination.interface import (
     ABSENT,
     Coordination,
