@@ -1250,7 +1250,7 @@ class _OneParentOfTwo(QueueStates):
             order.hold([parents[0].number], now_ms)
 
 
-@plant("gone-uncommitted", "a parent says that groups are gone before that is committed", "held groups")
+@plant("gone-uncommitted", "a parent says that groups are gone before that is committed", "lost deletes")
 class _GoneUncommitted(QueueStates):
     def _ask_groups(self, command: AskGroups, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         decided, _ = super()._ask_groups(command, now_ms, proposal)

@@ -778,11 +778,14 @@ def _received(
 
 
 def _led(cell: Cell) -> Iterator[tuple[int, Replica]]:
-    """Yield the journals that are led, with their leaders."""
+    """Yield the journals that are led, with their leaders: of several, the one that others appointed last."""
+    newest: dict[int, Replica] = {}
     for host in cell.hosts.values():
         for journal_id, replica in host.replicas.items():
-            if replica.journal.is_leading:
-                yield journal_id, replica
+            known = newest.get(journal_id)
+            if replica.journal.is_leading and (known is None or known.log.epoch < replica.log.epoch):
+                newest[journal_id] = replica
+    yield from newest.items()
 
 
 def _leaders(cell: Cell) -> dict[int, tuple[str, int]]:

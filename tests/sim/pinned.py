@@ -12,7 +12,7 @@ CAUGHT_BY: dict[str, int] = {
     "fresh-group-given": 2,
     "sequence-restarts": 0,
     "one-parent-of-two": 22,
-    "gone-uncommitted": 11,
+    "gone-uncommitted": 13,
     "list-half": 18,
     "number-reused": 5,
     "window-by-row": 0,

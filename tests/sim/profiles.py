@@ -315,6 +315,7 @@ HUNTS: dict[str, dict[str, int]] = {
     "fed fifo partitions": {"kill": 3, "power cut": 4, "leader cut off": 4, "transfer": 6},
     "restored rows": {"kill": 4, "leader cut off": 4, "transfer": 6},
     "held groups": {"split": 2, "leader cut off": 6, "transfer": 6},
+    "lost deletes": {"blackout": 3, "transfer": 6},
     "log partitions": {"kill": 3, "power cut": 4, "leader cut off": 4, "transfer": 6},
     "fifo log partitions": {"kill": 3, "power cut": 4, "leader cut off": 4, "transfer": 6},
     "transactions": {"kill": 2, "power cut": 3, "leader cut off": 4, "transfer": 6},
@@ -355,14 +356,15 @@ def draw_for(hunt: str, seed: int) -> Profile:
     profile.has_claims = hunt == "claims"
     logs = ("log partitions", "fifo log partitions")
     fed = ("fed partitions", "fed fifo partitions")
-    changes = ("partitions", "fifo partitions", "restored rows", "held groups", *fed, *logs)
+    held = ("held groups", "lost deletes")
+    changes = ("partitions", "fifo partitions", "restored rows", *held, *fed, *logs)
     profile.has_changing_partitions = hunt in changes
-    fifo = ("fifo partitions", "held groups", "fed fifo partitions", "fifo log partitions")
+    fifo = ("fifo partitions", *held, "fed fifo partitions", "fifo log partitions")
     profile.changes_fifo = hunt in fifo
     profile.feeds_partitions = hunt in fed
     profile.changes_log = hunt in logs
     profile.restores_rows = hunt in ("restored rows", *logs)
-    profile.partition_work_us = SECOND if hunt == "held groups" else 0
+    profile.partition_work_us = SECOND if hunt in held else 0
     profile.has_guarantees = hunt == "guarantees"
     profile.has_changing_ids = False
     profile.has_completions = hunt == "completions"
@@ -388,9 +390,9 @@ def draw_for(hunt: str, seed: int) -> Profile:
         profile.snapshot_us = SECOND
     if hunt in logs:  # much is going on besides: less will do
         profile.gap_us = 60 * MS
-    if hunt == "held groups":  # what is decided waits for its commit, and is lost with its leader
-        profile.disk.slow = 0.3
-        profile.disk.slow_us = 500 * MS
+    if hunt in held:  # what is decided waits for its commit, and is lost with its leader
+        profile.disk.slow = 0.5 if hunt == "lost deletes" else 0.3
+        profile.disk.slow_us = SECOND if hunt == "lost deletes" else 500 * MS
     if hunt == "guarantees":
         profile.disk.fsync_us = (2 * MS, 15 * MS)
         profile.intervals_us.pop("clock jump", None)

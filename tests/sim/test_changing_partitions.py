@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 from harness.replica_host import queue
 from msgspec.structs import replace
@@ -10,7 +13,7 @@ from quaymaster.core.values.commands.partitions import PartitionOutcome
 from quaymaster.core.values.queues.queue_definitions import PartitionPlacement, replace_definition
 from sim.cell import Cell
 from sim.changing_logs import LogReader
-from sim.changing_partitions import GROUPS, PartitionChecker
+from sim.changing_partitions import GROUPS, PartitionChecker, _led
 from sim.kernel import Violation
 from sim.profiles import draw_for
 from sim.queue_checker import Delivery
@@ -186,6 +189,18 @@ def test_a_fifo_message_is_missed_only_where_nothing_of_its_group_may_have_been_
     checker.found_nothing(70, lambda partition, sequence: True, lambda group: True)
     with pytest.raises(Violation, match=f"P6: message {younger}"):
         checker.found_nothing(70, lambda partition, sequence: True)
+
+
+def test_what_is_there_is_looked_up_at_the_newest_of_two_who_believe_that_they_lead() -> None:
+    def host(epoch: int, *, leads: bool = True) -> SimpleNamespace:
+        journal, log = SimpleNamespace(is_leading=leads), SimpleNamespace(epoch=epoch)
+        return SimpleNamespace(replicas={1: SimpleNamespace(journal=journal, log=log)})
+
+    hosts = {"a": host(4), "b": host(5), "c": host(3), "d": host(6, leads=False)}
+
+    ((journal_id, replica),) = _led(cast(Cell, SimpleNamespace(hosts=hosts)))
+
+    assert (journal_id, replica.log.epoch) == (1, 5)
 
 
 def checker_of(*numbers: int) -> PartitionChecker:
