@@ -15,7 +15,6 @@ from harness.process import Environment, ProcessFailed, QuaymasterProcess
 from harness.running_cell import PREFIX, RunningCell
 from harness.waiting import PATIENCE_S
 
-from quaymaster.coordination.store_mark import MARK_FILE
 from quaymaster.metadata.store.rows import QueueRows
 
 EXIT_UNUSABLE = 3
@@ -180,12 +179,9 @@ def running(process: QuaymasterProcess) -> Iterator[QuaymasterProcess]:
 
 
 def contents(directory: Path) -> Mapping[str, bytes]:
-    """Return every file below a directory with its bytes, but the lock, what is made ahead of use, and the store's mark.
-
-    A start writes the mark, which is the store's, before it opens a journal.
-    """
+    """Return every file below a directory with its bytes, but the lock and what is made ahead of use."""
     return {
         str(path.relative_to(directory)): path.read_bytes()
         for path in sorted(directory.rglob("*"))
-        if path.is_file() and path.name not in ("lock", MARK_FILE) and path.suffix != ".tmp"
+        if path.is_file() and path.name != "lock" and path.suffix != ".tmp"
     }
