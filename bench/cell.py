@@ -260,7 +260,9 @@ def figure_of(contender: Contender, cluster: Cluster, case: Case, number: int, m
         "cpu_share_by_role": {role: used_s / cpu_s if cpu_s else 0.0 for role, used_s in roles.items()},
         "server_cores": cpu_s / measured.seconds,
         "client_cores": (measured.sent.cpu_s + measured.consumed.cpu_s) / measured.seconds,
-        "device_bytes_per_message": measured.device_bytes / messages if messages else None,
+        "device_bytes_per_message": (
+            measured.device_bytes / messages if messages and measured.device_bytes is not None else None
+        ),
         "load_average": os.getloadavg()[0],
         "failures": measured.sent.failures + measured.consumed.failures,
         "failure": measured.sent.failure or measured.consumed.failure,

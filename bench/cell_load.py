@@ -83,7 +83,7 @@ class Measured:
     sent: Count
     consumed: Count
     used_cpu_s: dict[str, float]
-    device_bytes: int
+    device_bytes: int | None
     fsyncs: int | None
 
 
@@ -105,7 +105,8 @@ def measure(cluster: Cluster, sides: Sequence[Side], *, lead_s: float, seconds: 
     fsyncs = cluster.fsyncs() if cluster.traces is not None else 0
     _sleep_until(span.until_ns)
     used = {name: after - before[name] for name, after in cluster.used_cpu_s().items()}
-    device_bytes = cluster.device_bytes() - device_before
+    device_now = cluster.device_bytes()
+    device_bytes = None if device_before is None or device_now is None else device_now - device_before
     traced = cluster.fsyncs() - fsyncs if cluster.traces is not None else None
     counts: list[Count] = []
     for _, ours in children:

@@ -174,15 +174,16 @@ class Cluster:
         """Return the CPU time that each node's processes have used."""
         return {name: sum(map(_cpu_s, node.pids)) for name, node in self.nodes.items()}
 
-    def device_bytes(self) -> int:
+    def device_bytes(self) -> int | None:
         """Return what was written to the disk with the cluster's data, by whomever, since the machine started.
 
+        None where its data is on no disk but in memory.
         `write_bytes` of /proc/PID/io would name the process, but counts a whole folio of the page cache, which may be
         a mebibyte, for each small write into it.
         """
         device = os.stat(self.folder).st_dev
-        fields = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat").read_text().split()
-        return int(fields[6]) * SECTOR_BYTES
+        numbers = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat")
+        return int(numbers.read_text().split()[6]) * SECTOR_BYTES if numbers.exists() else None
 
     def fsyncs(self) -> int:
         """Return how many fsyncs were traced until now."""

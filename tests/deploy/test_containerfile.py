@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import gettempdir
 
 import boto3
 import pytest
@@ -219,7 +220,7 @@ class Container:
 @pytest.fixture
 def container(installed: Path, tmp_path: Path) -> Iterator[Container]:
     for directory in (*installed.parents, *tmp_path.parents, tmp_path):
-        if directory.stat().st_uid == os.geteuid() and directory.is_relative_to("/tmp"):
+        if directory.stat().st_uid == os.geteuid() and directory.is_relative_to(gettempdir()):
             directory.chmod(directory.stat().st_mode | 0o011)
     container = Container(installed, tmp_path / "data")
     try:

@@ -19,7 +19,7 @@ from quaymaster.cli.host.server import force_start
 from quaymaster.core.values.formats import FORMAT_MAX
 from quaymaster.node.data.client_file import CLIENT_FILE
 from quaymaster.node.data.data_directory import DataDirectoryUnusable, prepare_data_directory, raise_format_of
-from quaymaster.node.data.stores import open_store
+from quaymaster.node.data.stores import JOURNALS_DIRECTORY, open_store
 from quaymaster.node.node import run_on
 from quaymaster.node.roles import ROLES, SERVER
 from quaymaster.settings import Settings, load_settings
@@ -119,13 +119,30 @@ class Snapshots:
                 return
             copy = self.target / f"{next(self._numbers):03}"
             try:
-                shutil.copytree(self.data, copy, ignore=SOCKETS, ignore_dangling_symlinks=True)
+                self._copy_to(copy)
             except (shutil.Error, FileNotFoundError):
                 if attempt == COPIES_TRIED_MAX - 1:
                     raise
             else:
                 self.taken.append(copy)
                 return
+
+    def _copy_to(self, copy: Path) -> None:
+        """Copy what is below journals/ first: the marks, which no kill leaves ahead of the store they are of."""
+        journals = self.data / JOURNALS_DIRECTORY
+        has_journals = journals.exists()
+        if has_journals:
+            shutil.copytree(journals, copy / journals.name, ignore=SOCKETS, ignore_dangling_symlinks=True)
+
+        def passed_over(directory: str, names: list[str]) -> set[str]:
+            is_top = Path(directory) == self.data
+            if is_top and not has_journals and journals.name in names:
+                raise FileNotFoundError(f"{journals} was made meanwhile")
+            return {*SOCKETS(directory, names), *([journals.name] if is_top else [])}
+
+        shutil.copytree(
+            self.data, copy, ignore=passed_over, ignore_dangling_symlinks=True, dirs_exist_ok=True
+        )
 
 
 def settings_for(data: Path) -> Settings:

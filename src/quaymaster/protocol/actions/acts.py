@@ -106,7 +106,12 @@ ACTS: Final = {
 }
 """By name. A new one gets the next number that neither an act nor an action has."""
 
-ADMIN_ACTIONS: Final = frozenset(("DeleteQueue", "PutDashboard", "DeleteDashboards"))
+_OF_DASHBOARDS: Final = {
+    action.name
+    for action in ACTIONS.values()
+    if action.operation is not None and action.operation.resource == "dashboard" and action.is_change
+}
+ADMIN_ACTIONS: Final = frozenset({"DeleteQueue"} | _OF_DASHBOARDS)
 """What clients do as well: an action, also when operators ask for it."""
 ADMIN_CHANGES: Final = ADMIN_ACTIONS | {
     act.name for act in ACTS.values() if "admin" in act.ways and act.is_change
