@@ -18,5 +18,7 @@ def test_a_short_run_has_all_figures(spark: SparkSession, tmp_path: Path) -> Non
     assert figures["peak_mib"] > 100
     assert figures["requests"] >= 1
     # Not by how much: in half a second a file may be replaced by one that is a few bytes shorter.
-    assert figures["idle"].keys() == figures["used"].keys() == {"seconds", "cores", "others_cores", "mb_a_day"}
+    assert (
+        figures["idle"].keys() == figures["used"].keys() == {"seconds", "cores", "others_cores", "mb_a_day"}
+    )
     assert figures["in_all"]["max_s"] > 0
