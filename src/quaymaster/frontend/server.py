@@ -59,6 +59,7 @@ from quaymaster.frontend.wire_forms import (
     queue_of_path,
     sqs_query_form,
 )
+from quaymaster.monitoring.answering_tasks import begin_answer, end_all
 from quaymaster.monitoring.metrics import ActionMetrics, Metrics, Sample
 from quaymaster.monitoring.request_ids import REQUEST_ID
 from quaymaster.monitoring.supervision import supervise
@@ -215,10 +216,7 @@ class FrontEnd:
             self._sharing.cancel()
             await asyncio.gather(self._sharing, return_exceptions=True)
         self._refusals.stop()
-        tasks = {task for budget in self._budgets.values() for task in budget.tasks}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all([task for budget in self._budgets.values() for task in budget.tasks])
         if self._management is not None:
             await self._management.stop()
         if self._on_stop is not None:
@@ -525,9 +523,10 @@ class FrontEnd:
         load.actions[plane] = own + 1
         call.is_control = True
         answering = self._answer_unsigned if places else self._answer
-        task = asyncio.get_running_loop().create_task(answering(call, budget, given))
-        budget.tasks.add(task)
-        task.add_done_callback(lambda done: self._end_action(done, call, load, places))
+        task = begin_answer(
+            budget.tasks, answering(call, budget, given), if_ended=lambda: call.fail(Timeout())
+        )
+        task.add_done_callback(lambda _: self._give_back(plane, load, places))
 
     def _enter_unsigned(self, call: Call, given: Shape) -> tuple[Place, ...]:
         """Judge what can be judged in the pass, whose time is measured; Overloaded, and what the token is told."""
@@ -539,19 +538,12 @@ class FrontEnd:
             raise
         return self._unsigned.enter(call.request.peer, issuer)
 
-    def _end_action(
-        self, task: asyncio.Task[None], call: Call, load: AccountLoad, places: tuple[Place, ...]
-    ) -> None:
-        # Not in the task: one that is cancelled in the pass that made it runs no line of its own.
-        plane = call.action.plane
-        self._budgets[plane].tasks.discard(task)
+    def _give_back(self, plane: Plane, load: AccountLoad, places: tuple[Place, ...]) -> None:
         load.actions[plane] -= 1
         if not load.actions[plane]:
             del load.actions[plane]
         if places:
             self._unsigned.leave(places)
-        if task.cancelled():
-            call.fail(Timeout())
 
     async def _answer_unsigned(self, call: Call, budget: TaskBudget, given: Shape) -> None:
         await Charged(self._answer(call, budget, given), call.request.charging())

@@ -19,6 +19,7 @@ from quaymaster.core.cell.cell import BrokerState
 from quaymaster.core.values.errors import CallerError, InternalFailure, MalformedInput, NotNow
 from quaymaster.core.values.unreadable import UNREADABLE
 from quaymaster.managers.in_cluster import InClusterManager
+from quaymaster.monitoring.answering_tasks import begin_answer, end_all
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.protocol.rpc.manager_calls import (
     DECISIONS,
@@ -77,9 +78,7 @@ class ManagerCalls:
 
     async def close(self) -> None:
         """Give up what is in progress."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_all(self._tasks)
 
     def _on_status(self, call: OperatorCall) -> None:
         status = self._manager.status()
@@ -98,15 +97,11 @@ class ManagerCalls:
         if len(self._tasks) >= CALLS_MAX:
             call.fail(NotNow("The manager has too much to do."))
             return
-        task = asyncio.get_running_loop().create_task(self._set_broker_state(call, request))
-        self._tasks.add(task)
-        task.add_done_callback(lambda done: self._end(done, call))
-
-    def _end(self, task: asyncio.Task[None], call: OperatorCall) -> None:
-        # Not in the task: one that is cancelled in the pass that made it runs no line of its own.
-        self._tasks.discard(task)
-        if task.cancelled():
-            call.fail(NotNow("The manager is shutting down."))
+        begin_answer(
+            self._tasks,
+            self._set_broker_state(call, request),
+            if_ended=lambda: call.fail(NotNow("The manager is shutting down.")),
+        )
 
     async def _set_broker_state(self, call: OperatorCall, request: BrokerStateRequest) -> None:
         try:

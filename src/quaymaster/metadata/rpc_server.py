@@ -23,6 +23,7 @@ from quaymaster.coordination.interface import (
 )
 from quaymaster.core.values.errors import AccessDenied, CallerError, NotNow, Overloaded, Timeout
 from quaymaster.metadata.node import MetadataNode
+from quaymaster.monitoring.answering_tasks import begin_answer, end_all
 from quaymaster.protocol.rpc.error_codec import travels
 from quaymaster.protocol.rpc.metadata_messages import (
     METHOD,
@@ -93,23 +94,13 @@ class MetadataCalls:
         if call.peer.role == MANAGER and not isinstance(request, MANAGERS_MAY):
             call.fail(AccessDenied(f"A manager may not ask for {type(request).__name__}."))
             return
-        task = asyncio.get_running_loop().create_task(self._answer(call, request))
-        self._tasks.add(task)
-        task.add_done_callback(lambda done: self._end(done, call))
+        task = begin_answer(self._tasks, self._answer(call, request), if_ended=lambda: call.fail(Timeout()))
         if isinstance(request, GetChanges):
             call.on_cancel = lambda: _cancel(task)
 
     async def close(self) -> None:
         """Give up what is in progress."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _end(self, task: asyncio.Task[None], call: IncomingRequest) -> None:
-        # Not in the task: one that is cancelled in the pass that made it runs no line of its own.
-        self._tasks.discard(task)
-        if task.cancelled():
-            call.fail(Timeout())
+        await end_all(self._tasks)
 
     async def _answer(self, call: IncomingRequest, request: Request) -> None:
         limit_ms = (

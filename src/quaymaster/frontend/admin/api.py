@@ -39,6 +39,7 @@ from quaymaster.frontend.callers.principal import Principal
 from quaymaster.frontend.callers.standing import Standing
 from quaymaster.frontend.callers.unsigned_actions import Charged
 from quaymaster.frontend.usage.recorder import UsageRecorder
+from quaymaster.monitoring.answering_tasks import begin_answer, end_all
 from quaymaster.monitoring.logs import log_failure
 from quaymaster.net.http.message import HTTPRequest
 from quaymaster.net.routing.metadata_client import known
@@ -115,12 +116,12 @@ class AdminAPI:
     async def stop_acts(self) -> None:
         """Take no more acts, and end those in progress: before what records them ends."""
         self._takes_no_acts = True
-        await _cancel(self._acting)
+        await end_all(self._acting)
 
     async def stop(self) -> None:
         """End what is in progress; call after the HTTP server was drained."""
         await self.stop_acts()
-        await _cancel(self._looking)
+        await end_all(self._looking)
 
     def judge_head(self, request: HTTPRequest) -> tuple[int, bytes, bytes] | None:
         """Refuse a request that no key signed, before its body is read."""
@@ -251,16 +252,7 @@ class AdminAPI:
         except NotNow:
             work.close()
             raise
-        task = asyncio.get_running_loop().create_task(work)
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-        task.add_done_callback(lambda done: self._end(done, call.request, act))
-        return task
-
-    def _end(self, task: asyncio.Task[None], request: HTTPRequest, act: Act | None) -> None:
-        # Not in the task: one that is cancelled in the pass that made it runs no line of its own.
-        if task.cancelled():
-            self._refuse(request, act, _stopping())
+        return begin_answer(tasks, work, if_ended=lambda: self._refuse(call.request, act, _stopping()))
 
     async def _answer(
         self,
@@ -381,13 +373,6 @@ def _shape_of(error: CallerError | NotNow) -> tuple[str, int]:
         return error.code, error.status
     row = wire_error(error)
     return row.code, row.status
-
-
-async def _cancel(tasks: set[asyncio.Task[None]]) -> None:
-    ending = list(tasks)
-    for task in ending:
-        task.cancel()
-    await asyncio.gather(*ending, return_exceptions=True)
 
 
 async def _when_known(ask: Callable[[], Awaitable[Result]]) -> Result:
