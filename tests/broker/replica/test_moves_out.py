@@ -24,7 +24,7 @@ from quaymaster.core.values.commands.unions import Command, InternalCommand
 from quaymaster.core.values.errors import NotLeader, NotNow, TooFewReplicas
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.messages import message_id_of
-from quaymaster.core.values.partition_tables import with_children, with_children_open, with_given_up, without
+from quaymaster.core.values.partition_tables import with_children, with_children_open, with_state, without
 from quaymaster.core.values.queues.partition_keys import partition_key
 from quaymaster.core.values.queues.queue_definitions import KEY_MAX, QueueDefinition
 from quaymaster.monitoring.supervision import listen_for_failures
@@ -466,7 +466,7 @@ async def silent(command: MoveIn) -> MoveInOutcome:
 
 def without_first_partition() -> QueueDefinition:
     split = with_children_open(with_children(FAR, FAR.partitions, [(0, KEY_MAX)], [THERE]))
-    return with_given_up(split, 0)
+    return with_state(split, 0, "drained", is_given_up=True)
 
 
 def test_what_was_sent_to_a_partition_that_is_given_up_goes_on_and_keeps_no_queue_from_being_deleted() -> (

@@ -15,7 +15,7 @@ from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.partition_tables import (
     with_children,
     with_children_open,
-    with_given_up,
+    with_state,
     without,
 )
 from quaymaster.core.values.queues.partition_keys import partition_key
@@ -171,7 +171,7 @@ def test_a_partition_is_lost_once_its_queue_gave_it_up_lists_it_no_more_or_is_go
             store.queues["dead"] = waited_for
             with pytest.raises(NotNow):
                 await places.table_of_lost(KEY, [arn("dead")], are_certain=True)
-        for lost in (with_given_up(moved(dead), 0), without(moved(dead), [0])):
+        for lost in (with_state(moved(dead), 0, "drained", is_given_up=True), without(moved(dead), [0])):
             store.queues["dead"] = lost
             assert await places.table_of_lost(KEY, [arn("dead")], are_certain=True) == lost
             assert await places.table_of_lost(KEY, [arn("other"), arn("dead")], are_certain=False) == lost
@@ -189,7 +189,7 @@ def test_a_lost_partition_is_looked_for_by_the_names_that_its_queue_had_too() ->
         store = Store(dead)
         places = store.places()
         assert await places.locate(arn("dead")) == dead
-        store.queues["dead"] = with_given_up(moved(dead), 0)
+        store.queues["dead"] = with_state(moved(dead), 0, "drained", is_given_up=True)
 
         assert await places.table_of_lost(KEY, [], are_certain=False) == store.queues["dead"]
 

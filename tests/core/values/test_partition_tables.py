@@ -318,7 +318,7 @@ def test_a_journal_seals_what_is_closing_or_was() -> None:
 def test_a_partition_that_is_given_up_counts_as_drained_and_says_so() -> None:
     queue = finished(split(definition()))
 
-    given_up = tables.with_given_up(queue, 0)
+    given_up = tables.with_state(queue, 0, "drained", is_given_up=True)
 
     assert given_up.partitions[0] == msgspec.structs.replace(
         queue.partitions[0], state="drained", is_given_up=True

@@ -281,26 +281,16 @@ def with_new_dropped(definition: QueueDefinition, why: str) -> QueueDefinition:
 
 
 def with_state(
-    definition: QueueDefinition, number: int, state: PartitionState, **counts: int
+    definition: QueueDefinition, number: int, state: PartitionState, **known: int
 ) -> QueueDefinition:
-    """Return the next version, in which a partition has another state; `counts`: its last ones, once drained."""
+    """Return the next version, in which a partition has another state.
+
+    `known`: what else is known of it once it is drained: its last counts, or that it was given up.
+    """
     return _next(
         definition,
         tuple(
-            msgspec.structs.replace(entry, state=state, **counts) if entry.number == number else entry
-            for entry in definition.partitions
-        ),
-    )
-
-
-def with_given_up(definition: QueueDefinition, number: int) -> QueueDefinition:
-    """Return the next version, in which a sealed partition counts as drained whose journal is lost for good."""
-    return _next(
-        definition,
-        tuple(
-            msgspec.structs.replace(entry, state="drained", is_given_up=True)
-            if entry.number == number
-            else entry
+            msgspec.structs.replace(entry, state=state, **known) if entry.number == number else entry
             for entry in definition.partitions
         ),
     )

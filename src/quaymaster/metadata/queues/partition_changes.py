@@ -42,8 +42,8 @@ from quaymaster.core.values.partition_tables import (
     is_sealed_by,
     with_children,
     with_children_open,
-    with_given_up,
     with_new_dropped,
+    with_state,
     with_told,
 )
 from quaymaster.core.values.queues.queue_definitions import (
@@ -220,7 +220,7 @@ class PartitionChanges:
         number = request.partitions[0] if request.partitions else None
         given_up = None if number is None or request.kind != "give up" else entry_of(current, number)
         if given_up is not None and given_up.state != "open":
-            return with_given_up(current, given_up.number)
+            return with_state(current, given_up.number, "drained", is_given_up=True)
         match request.kind:
             case "split":
                 parents, ranges = entries_to_split(current, request.into, number, request.key)
