@@ -23,7 +23,7 @@ BODY_BYTES_MAX: Final = 256 * 1024
 DASHBOARDS_MAX: Final = 500
 """Of an account."""
 WIDGETS_MAX: Final = 500
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,255}")
+NAME_PATTERN: Final = "^[A-Za-z0-9_-]{1,255}$"
 
 
 class DashboardRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -53,7 +53,7 @@ def dashboard_arn(account_id: str, name: str) -> str:
 
 def is_dashboard_name(name: str) -> bool:
     """Tell whether a dashboard may have this name."""
-    return _NAME.fullmatch(name) is not None
+    return re.fullmatch(NAME_PATTERN, name) is not None
 
 
 _codec: Final = RowCodec(DashboardRow, "a dashboard", version=DASHBOARD_VERSION)

@@ -7,14 +7,14 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta
 
 from quaymaster.core.access.operations import Operation
-from quaymaster.core.monitoring.dashboards import BODY_BYTES_MAX, DASHBOARDS_MAX
+from quaymaster.core.monitoring.dashboards import BODY_BYTES_MAX, DASHBOARDS_MAX, NAME_PATTERN
 from quaymaster.core.values import errors
 from quaymaster.protocol.admin.members import AdminAnswer, Change, Limit, NextToken, OfAccount
 from quaymaster.protocol.admin.operation import NOT_THERE, row
 
 DashboardName = Annotated[
     str,
-    Meta(pattern="^[A-Za-z0-9_-]{1,255}$", max_length=255, description="Letters, digits, - and _."),
+    Meta(pattern=NAME_PATTERN, max_length=255, description="Letters, digits, - and _."),
 ]
 
 
