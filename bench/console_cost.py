@@ -24,8 +24,8 @@ import threading
 import time
 import urllib.request
 from array import array
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from multiprocessing.sharedctypes import Synchronized
 from typing import Any
 
@@ -117,11 +117,6 @@ def _scrapes(admin_url: str) -> Iterator[None]:
         thread.join()
 
 
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
-
-
 def _cost(server: WatchedServer, url: str, seconds: float, rate: float | None) -> Costs:
     """Return what a message's life takes of the server's own CPU time (us), of the console's share, and p99 (ms).
 
@@ -159,8 +154,8 @@ def measure(pages: int, queues: int, rounds: int, seconds: float, rate: float | 
         urls = [server.create_queue(f"queue-{number:06}") for number in range(1, queues + 1)]
         cookie = cookie_of(read_console_key(server.data), _session_of(server))
         assert server.account_id in (None, ACCOUNT)
-        around = {
-            "alone": lambda: _nothing(),
+        around: dict[str, Callable[[], AbstractContextManager[None]]] = {
+            "alone": nullcontext,
             "pages": lambda: _live_pages(port, cookie, pages, queues),
             "scrapes": lambda: _scrapes(server.admin_url),
         }

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -38,18 +38,15 @@ def tree_of(pid: int) -> list[int]:
 
 def cpu_s(pid: int) -> float:
     """Return the CPU time that a process and its descendants have used: all threads, ended ones too."""
-    ticks = 0
+    used_s = 0.0
     for member in tree_of(pid):
-        try:
-            fields = Path(f"/proc/{member}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / TICKS_PER_S
+        with suppress(OSError):  # it has ended
+            used_s += own_cpu_s(member)
+    return used_s
 
 
 def own_cpu_s(pid: int) -> float:
-    """Return the CPU time that a process has used alone: all threads, without descendants."""
+    """Return the CPU time that a process has used alone: all threads, without descendants. Raises OSError."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
@@ -108,7 +105,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    with contextlib.suppress(ProcessLookupError):
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
 

@@ -273,7 +273,7 @@ class MovesAway:
     async def _is_lost(self, pair: Pair) -> bool:
         """Let moves to a partition that was given up go on to those that follow it; tell whether it is so.
 
-        Nobody can say whether those that were sent have arrived there. What the partition had is lost, so they are sent
+        Whether those that were sent have arrived there is not known. What the partition had is lost, so they are sent
         again. Those of a queue that is gone meanwhile are dropped if they are outputs.
         """
         partition = self._host.replica.queues.partitions.get(pair[0])
